@@ -1,0 +1,72 @@
+"""fedagrac: federated optimization when clients do different amounts of work.
+
+Importing this package imports torch and numpy and nothing else.
+"""
+
+from fedagrac import models, schedule
+from fedagrac.algorithms import (
+    Algorithm,
+    FedaGrac,
+    FedAvg,
+    FedLin,
+    FedNova,
+    FedProx,
+    Scaffold,
+    algorithm,
+)
+from fedagrac.callbacks import Callback, EarlyStop, MLflow, TensorBoard
+from fedagrac.data import IID, Dirichlet, Federation, Partition, Shards
+from fedagrac.errors import FedagracError, InputError
+from fedagrac.heterogeneity import (
+    Clock,
+    Constant,
+    Explicit,
+    Extreme,
+    Gaussian,
+    Linear,
+    Participation,
+    StepSchedule,
+    Uniform,
+)
+from fedagrac.results import History, SimulationResult
+from fedagrac.simulation import Run, Stop, simulate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "IID",
+    "Algorithm",
+    "Callback",
+    "Clock",
+    "Constant",
+    "Dirichlet",
+    "EarlyStop",
+    "Explicit",
+    "Extreme",
+    "FedAvg",
+    "FedLin",
+    "FedNova",
+    "FedProx",
+    "FedaGrac",
+    "FedagracError",
+    "Federation",
+    "Gaussian",
+    "History",
+    "InputError",
+    "Linear",
+    "MLflow",
+    "Participation",
+    "Partition",
+    "Run",
+    "Scaffold",
+    "Shards",
+    "SimulationResult",
+    "StepSchedule",
+    "Stop",
+    "TensorBoard",
+    "Uniform",
+    "algorithm",
+    "models",
+    "schedule",
+    "simulate",
+]

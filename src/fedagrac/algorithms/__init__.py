@@ -1,0 +1,74 @@
+"""The algorithms, one file each, and the registry that finds them by name.
+
+Pure maths on vectors: an algorithm never sees batches, devices, processes or files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fedagrac.algorithms.base import Algorithm
+from fedagrac.algorithms.fedagrac import NAMES, FedaGrac
+from fedagrac.algorithms.fedavg import FedAvg
+from fedagrac.algorithms.fedlin import FedLin
+from fedagrac.algorithms.fednova import FedNova
+from fedagrac.algorithms.fedprox import FedProx
+from fedagrac.algorithms.scaffold import Scaffold
+from fedagrac.errors import InputError, nearest, one_of
+
+__all__ = [
+    "REGISTRY",
+    "Algorithm",
+    "FedAvg",
+    "FedLin",
+    "FedNova",
+    "FedProx",
+    "FedaGrac",
+    "Scaffold",
+    "algorithm",
+    "options_of",
+]
+
+REGISTRY: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
+    "fedavg": (FedAvg, {}),
+    "fedprox": (FedProx, {}),
+    "fednova": (FedNova, {}),
+    "scaffold": (Scaffold, {}),
+    "fedlin": (FedLin, {}),
+    **{
+        name: (FedaGrac, {} if transmit == "hybrid" else {"transmit": transmit})
+        for transmit, name in NAMES.items()
+    },
+}
+"""Every algorithm by name: its class and the settings that the name fixes."""
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """Return the settings an algorithm takes besides lr, with their defaults.
+
+    >>> options_of("fedprox")
+    {'mu': 0.1}
+    """
+    cls, fixed = REGISTRY[one_of("algorithm name", name, REGISTRY)]
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in {"lr", *fixed}}
+
+
+def algorithm(name: str, **options: Any) -> Algorithm:
+    """Make an algorithm by its registered name.
+
+    >>> algorithm("fedagrac-first", lr=0.01).transmit
+    'first'
+    """
+    cls, fixed = REGISTRY[one_of("algorithm name", name, REGISTRY)]
+    accepted = ["lr", *options_of(name)]
+    for key, value in options.items():
+        if key not in accepted:
+            raise InputError(
+                f"{name}.{key}",
+                value,
+                f"no such setting: {name} takes {', '.join(accepted)}{nearest(key, accepted)}",
+            )
+    if "lr" not in options:
+        raise InputError(f"{name}.lr", None, "the local step size, a number above 0")
+    return cls(**fixed, **options)

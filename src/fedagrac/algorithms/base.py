@@ -1,0 +1,172 @@
+"""The contract of an algorithm: a plan for the local rule, and one server rule.
+
+An algorithm is a frozen dataclass of numbers. It sees vectors and a `Cohort`; batches, devices, processes and
+files may not enter. All state is explicit: the server's vectors (`State`, with the model under "x") and the
+cohort's rows of client state (`Rows`). Both go in and come out as values.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+
+from fedagrac.errors import positive
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from fedagrac.cohort import Cohort, Population
+    from fedagrac.local import Plan, Result
+
+__all__ = [
+    "Algorithm",
+    "Cost",
+    "Rows",
+    "State",
+    "Stateless",
+    "average",
+    "reference_orientation",
+    "start_orientation",
+    "starting_rows",
+]
+
+State = Mapping[str, "Tensor"]
+"""The server's vectors by name, each [d]; "x" is the global model."""
+
+Rows = Mapping[str, "Tensor"]
+"""Client state of a cohort by name, each [m, d]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cost:
+    """What one round costs each member of a cohort, beyond its K_i steps: declared, so that it is accounted.
+
+    Attributes:
+        down: how many d-vectors the member receives, [m].
+        up: how many d-vectors it sends, [m].
+        extra_steps: other gradient work, counted in steps, for the clock, [m].
+    """
+
+    down: npt.NDArray[np.int64]
+    up: npt.NDArray[np.int64]
+    extra_steps: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        cohort: Cohort,
+        down: int | npt.NDArray[np.int64],
+        up: int | npt.NDArray[np.int64],
+        extra_steps: int | npt.NDArray[np.int64] = 0,
+    ) -> Cost:
+        """Make a cost, giving every member the numbers that are not given per member."""
+        down, up, extra = (np.broadcast_to(np.asarray(v), (len(cohort),)) for v in (down, up, extra_steps))
+        return cls(down, up, extra)
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """What every algorithm is: coefficients of the local rule and one server rule.
+
+    Attributes:
+        lr: eta, the local step size.
+    """
+
+    lr: float
+
+    cites: ClassVar[tuple[str, ...]] = ()
+    """Keys into `fedagrac.citations` of the papers this algorithm comes from."""
+
+    def __post_init__(self) -> None:
+        positive("lr", self.lr)
+        self.check()
+
+    def check(self) -> None:  # noqa: B027  # nothing to check is a fine answer
+        """Check the algorithm's own settings."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name it is registered under."""
+
+    @property
+    @abstractmethod
+    def starts_with_gradients(self) -> bool:
+        """Whether every client sends a full local gradient before the first round."""
+
+    @abstractmethod
+    def start(self, x: Tensor, population: Population) -> State:
+        """Return the server's state before the first round."""
+
+    @abstractmethod
+    def enter(self, state: State, cohort: Cohort) -> Rows:
+        """Return the rows of clients that take part for the first time."""
+
+    @abstractmethod
+    def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
+        """Say what every member of the cohort does this round."""
+
+    @abstractmethod
+    def aggregate(
+        self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
+    ) -> tuple[State, Rows]:
+        """Return the server's next state and the members' next rows."""
+
+    @abstractmethod
+    def cost(self, cohort: Cohort) -> Cost:
+        """Declare what each member receives, sends and computes beyond its steps."""
+
+
+class Stateless(Algorithm):
+    """An algorithm whose only state is the model x."""
+
+    @property
+    def starts_with_gradients(self) -> bool:
+        """No: the first round needs nothing but x."""
+        return False
+
+    def start(self, x: Tensor, population: Population) -> State:
+        """Return the model alone."""
+        return {"x": x}
+
+    def enter(self, state: State, cohort: Cohort) -> Rows:
+        """Return no rows: clients keep nothing."""
+        return {}
+
+
+def average(cohort: Cohort, result: Result) -> Tensor:
+    """Return the weighted mean of the clients' models, sum_i omega_i x_i."""
+    return cohort.sum(cohort.weights, result.models)
+
+
+def start_orientation(x: Tensor, population: Population, init: str) -> State:
+    """Return x and nu before round 1: the global gradient at x_1, which is kept, or zeros."""
+    if init == "full":
+        return {"x": x, "nu": population.gradient(x), "x1": x}
+    return {"x": x, "nu": torch.zeros_like(x)}
+
+
+def starting_rows(state: State, cohort: Cohort) -> Tensor:
+    """Return nu_i of clients that take part for the first time: their gradient at x_1, or zeros, [m, d]."""
+    if "x1" in state:
+        return cohort.gradients(state["x1"])
+    return torch.zeros((len(cohort), len(state["x"])), dtype=state["x"].dtype, device=state["x"].device)
+
+
+def reference_orientation(nu: Tensor, sent_before: Tensor, sent: Tensor, cohort: Cohort) -> Tensor:
+    """Return nu = sum over all M clients of omega_i v_i, where the absent keep the v_i they sent last.
+
+    With everyone present this is the plain sum. Otherwise nu is updated by what changed, in float64: a float32
+    running sum would keep the rounding of every large v_i that ever passed through it.
+    """
+    omega = cohort.population_weights
+    if cohort.everyone:
+        return cohort.sum(omega, sent)
+    change = cohort.sum(omega, sent.double()) - cohort.sum(omega, sent_before.double())
+    return nu.double() + change

@@ -1,0 +1,150 @@
+"""FedaGrac: calibrate every local step towards a predicted global direction.
+
+Wu, Guo, Wang, Zhang, Qu, Zhang, Liu, "From Deterioration to Acceleration: A Calibration Approach to
+Rehabilitating Step Asynchronism in Federated Optimization", Algorithm 1. Line numbers below are that
+algorithm's; nu is the reference orientation, lambda the calibration rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from fedagrac.algorithms.base import (
+    Algorithm,
+    Cost,
+    Rows,
+    State,
+    average,
+    reference_orientation,
+    start_orientation,
+    starting_rows,
+)
+from fedagrac.errors import InputError, count, flag, non_negative, one_of
+from fedagrac.local import Plan, Result, mean_gradient
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from fedagrac.cohort import Cohort, Population
+
+__all__ = ["NAMES", "FedaGrac"]
+
+NAMES = {
+    "hybrid": "fedagrac",
+    "average": "fedagrac-avg",
+    "first": "fedagrac-first",
+    "reverse": "fedagrac-reverse",
+}
+"""The registered name of each form of `transmit`; the paper's FedaGrac, _avg, _first and _reverse."""
+
+
+@dataclass(frozen=True)
+class FedaGrac(Algorithm):
+    """c_i = lambda (nu - nu_i); x = sum_i omega_i x_i; nu_i = mean gradient; nu = sum_i omega_i v_i.
+
+    v_i is what client i transmits: its first gradient if it is fast (K_i > Kbar), else its mean gradient.
+
+    Attributes:
+        calibration: lambda, a number or a schedule over rounds such as `fedagrac.schedule.Piecewise`.
+        transmit: who transmits the first gradient: "hybrid" the fast, "average" nobody (SCAFFOLD's estimate),
+            "first" everyone, "reverse" the slow.
+        first_steps: over how many of the first steps the "first gradient" is averaged: "epoch" (one local
+            epoch, the authors' code) or a number; 1 is the paper's text.
+        local_reference: nu_i is the round's "mean" gradient (Algorithm 1, the proofs, the authors' code) or
+            what was "transmitted" (Section V.A).
+        init: nu_i starts from the "full" local gradient at x_1 (the paper) or from "zeros".
+        orientation: under partial participation nu sums what every client sent last ("cached"), or only this
+            round's cohort ("cohort", the authors' code).
+        economical: only clients that transmit a first gradient upload a second vector; the server
+            reconstructs every mean gradient from the model (Section IV.B). Otherwise all upload two.
+
+    >>> FedaGrac(lr=0.01, transmit="reverse").name
+    'fedagrac-reverse'
+    """
+
+    calibration: float | Callable[[int], float] = 1.0
+    transmit: Literal["hybrid", "average", "first", "reverse"] = "hybrid"
+    first_steps: int | Literal["epoch"] = "epoch"
+    local_reference: Literal["mean", "transmitted"] = "mean"
+    init: Literal["full", "zeros"] = "full"
+    orientation: Literal["cached", "cohort"] = "cached"
+    economical: bool = True
+
+    cites: ClassVar[tuple[str, ...]] = ("fedagrac",)
+
+    @property
+    def name(self) -> str:
+        """The name of this form of `transmit`."""
+        return NAMES[self.transmit]
+
+    @property
+    def starts_with_gradients(self) -> bool:
+        """With init="full"."""
+        return self.init == "full"
+
+    def check(self) -> None:
+        """Every setting must be one of its kinds."""
+        if not callable(self.calibration):
+            if isinstance(self.calibration, str):
+                raise InputError("calibration", self.calibration, "a number of at least 0, or a schedule")
+            non_negative("calibration", self.calibration)
+        one_of("transmit", self.transmit, NAMES)
+        if self.first_steps != "epoch":
+            if isinstance(self.first_steps, str):
+                raise InputError("first_steps", self.first_steps, '"epoch" or an integer of at least 1')
+            count("first_steps", self.first_steps)
+        one_of("local_reference", self.local_reference, ["mean", "transmitted"])
+        one_of("init", self.init, ["full", "zeros"])
+        one_of("orientation", self.orientation, ["cached", "cohort"])
+        flag("economical", self.economical)
+
+    def transmits_first(self, cohort: Cohort) -> npt.NDArray[np.bool_]:
+        """Say who transmits its first gradient instead of its mean (line 14), [m]."""
+        everyone = np.ones(len(cohort), np.bool_)
+        return {"hybrid": cohort.fast, "average": ~everyone, "first": everyone, "reverse": ~cohort.fast}[
+            self.transmit
+        ]
+
+    def start(self, x: Tensor, population: Population) -> State:
+        """Nu = sum_i omega_i nu_i at x_1."""
+        return start_orientation(x, population, self.init)
+
+    def enter(self, state: State, cohort: Cohort) -> Rows:
+        """nu_i = v_i = the local gradient at x_1, or zeros."""
+        nu_i = starting_rows(state, cohort)
+        return {"nu": nu_i, "v": nu_i}
+
+    def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
+        """c_i = lambda (nu - nu_i) (lines 5 and 9), mu = 0, eta_i = eta."""
+        lam = self.calibration(cohort.round) if callable(self.calibration) else self.calibration
+        c = lam * (state["nu"].to(rows["nu"].dtype) - rows["nu"])
+        averaged = cohort.epoch_steps if self.first_steps == "epoch" else self.first_steps
+        first_steps = np.where(self.transmits_first(cohort), averaged, 0)
+        return Plan.of(cohort.steps, self.lr, correction=c, first_steps=first_steps, mean=True)
+
+    def aggregate(
+        self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
+    ) -> tuple[State, Rows]:
+        """X = sum_i omega_i x_i, nu_i = mean gradient (line 11), nu = sum_i omega_i v_i (line 14)."""
+        mean = mean_gradient(plan, state["x"], result)
+        v = mean
+        if result.first is not None:
+            sends_first = torch.as_tensor(plan.first_steps > 0, device=mean.device)
+            v = torch.where(sends_first[:, None], result.first, mean)
+        if self.orientation == "cached":
+            nu = reference_orientation(state["nu"], rows["v"], v, cohort)
+        else:
+            nu = cohort.sum(cohort.weights, v)
+        nu_i = mean if self.local_reference == "mean" else v
+        return {**state, "x": average(cohort, result), "nu": nu}, {"nu": nu_i, "v": v}
+
+    def cost(self, cohort: Cohort) -> Cost:
+        """Model and nu down; the model up and, where needed, a second vector."""
+        second = self.transmits_first(cohort).astype(np.int64) if self.economical else 1
+        return Cost.of(cohort, down=2, up=1 + second)

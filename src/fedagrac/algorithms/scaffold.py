@@ -1,0 +1,90 @@
+"""SCAFFOLD: every client steers by the difference between the global and its own control variate.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated
+Learning", ICML 2020, their option II (the control variate is the mean gradient of the round) and a server step
+of 1. Their c_i and c are nu_i and nu here; their c - c_i is this package's correction c_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from fedagrac.algorithms.base import (
+    Algorithm,
+    Cost,
+    Rows,
+    State,
+    average,
+    reference_orientation,
+    start_orientation,
+    starting_rows,
+)
+from fedagrac.errors import flag, one_of
+from fedagrac.local import Plan, Result, mean_gradient
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedagrac.cohort import Cohort, Population
+
+__all__ = ["Scaffold"]
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """c_i = nu - nu_i; x = sum_i omega_i x_i; nu_i = mean gradient of the round; nu = sum_i omega_i nu_i.
+
+    Attributes:
+        init: nu_i starts from "zeros" (SCAFFOLD's usual start) or from the "full" local gradient at x_1.
+        economical: the server reconstructs nu_i from the model instead of receiving it (one vector up instead
+            of two). Off by default: SCAFFOLD as published sends both.
+
+    >>> Scaffold(lr=0.01).init
+    'zeros'
+    """
+
+    init: Literal["zeros", "full"] = "zeros"
+    economical: bool = False
+
+    cites: ClassVar[tuple[str, ...]] = ("scaffold",)
+
+    @property
+    def name(self) -> str:
+        """Scaffold."""
+        return "scaffold"
+
+    @property
+    def starts_with_gradients(self) -> bool:
+        """With init="full"."""
+        return self.init == "full"
+
+    def check(self) -> None:
+        """Init must be one of the two kinds."""
+        one_of("init", self.init, ["zeros", "full"])
+        flag("economical", self.economical)
+
+    def start(self, x: Tensor, population: Population) -> State:
+        """Nu = sum_i omega_i nu_i at x_1."""
+        return start_orientation(x, population, self.init)
+
+    def enter(self, state: State, cohort: Cohort) -> Rows:
+        """nu_i at x_1."""
+        return {"nu": starting_rows(state, cohort)}
+
+    def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
+        """c_i = nu - nu_i, mu = 0, eta_i = eta."""
+        c = state["nu"].to(rows["nu"].dtype) - rows["nu"]
+        return Plan.of(cohort.steps, self.lr, correction=c, mean=True)
+
+    def aggregate(
+        self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
+    ) -> tuple[State, Rows]:
+        """X = sum_i omega_i x_i, nu_i = mean gradient, nu = sum_i omega_i nu_i."""
+        mean = mean_gradient(plan, state["x"], result)
+        nu = reference_orientation(state["nu"], rows["nu"], mean, cohort)
+        return {**state, "x": average(cohort, result), "nu": nu}, {"nu": mean}
+
+    def cost(self, cohort: Cohort) -> Cost:
+        """Model and nu down; the model and, unless economical, the control variate up."""
+        return Cost.of(cohort, down=2, up=1 if self.economical else 2)

@@ -1,0 +1,7 @@
+"""Callbacks: where all side effects of a run live."""
+
+from fedagrac.callbacks.base import Callback
+from fedagrac.callbacks.early_stop import EarlyStop
+from fedagrac.callbacks.trackers import MLflow, TensorBoard
+
+__all__ = ["Callback", "EarlyStop", "MLflow", "TensorBoard"]

@@ -1,0 +1,29 @@
+"""The contract of a callback: all side effects of a run live in callbacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedagrac.results import Record, SimulationResult
+    from fedagrac.simulation import Run
+
+__all__ = ["Callback"]
+
+
+class Callback:
+    """Called at the start, after every round and at the end of a run; override what you need.
+
+    >>> class Print(Callback):
+    ...     def on_round(self, run, record):
+    ...         print(record["round"], record["test_accuracy"])
+    """
+
+    def on_start(self, run: Run) -> None:
+        """Before the first round."""
+
+    def on_round(self, run: Run, record: Record) -> None:
+        """After every round; `run.stop(reason)` ends the run."""
+
+    def on_end(self, run: Run, result: SimulationResult) -> None:
+        """After the last round, whatever ended the run."""

@@ -1,0 +1,42 @@
+"""Stop a run that no longer improves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedagrac.callbacks.base import Callback
+from fedagrac.errors import count
+
+if TYPE_CHECKING:
+    from fedagrac.results import Record
+    from fedagrac.simulation import Run
+
+__all__ = ["EarlyStop"]
+
+
+class EarlyStop(Callback):
+    """Stop when the test loss has not improved for `patience` evaluations.
+
+    >>> EarlyStop(patience=10).patience
+    10
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience = count("patience", patience)
+        self._best, self._waited = float("inf"), 0
+
+    def on_start(self, run: Run) -> None:
+        """Forget earlier runs."""
+        self._best, self._waited = float("inf"), 0
+
+    def on_round(self, run: Run, record: Record) -> None:
+        """Compare with the best test loss so far."""
+        loss = record["test_loss"]
+        if loss is None:
+            return
+        if loss < self._best:
+            self._best, self._waited = loss, 0
+            return
+        self._waited += 1
+        if self._waited >= self.patience:
+            run.stop(f"test loss has not improved for {self.patience} evaluations")

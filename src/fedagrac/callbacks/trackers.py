@@ -1,0 +1,83 @@
+"""Send the history to an experiment tracker: TensorBoard or MLflow (optional extras)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from fedagrac.callbacks.base import Callback
+from fedagrac.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedagrac.results import Record, SimulationResult
+    from fedagrac.simulation import Run
+
+__all__ = ["MLflow", "TensorBoard"]
+
+
+def _scalars(record: Record) -> dict[str, float]:
+    return {name: float(value) for name, value in record.items() if value is not None and name != "round"}
+
+
+class TensorBoard(Callback):
+    """Write every field of every round as a TensorBoard scalar (pip install 'fedagrac[tensorboard]').
+
+    >>> TensorBoard("runs/board").folder
+    'runs/board'
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = str(folder)
+        self._writer: Any = None
+
+    def on_start(self, run: Run) -> None:
+        """Open a writer in a folder named after the algorithm."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise InputError(
+                "callbacks", "TensorBoard", "pip install 'fedagrac[tensorboard]' first"
+            ) from error
+        self._writer = SummaryWriter(f"{self.folder}/{run.algorithm.name}")  # type: ignore[no-untyped-call]
+
+    def on_round(self, run: Run, record: Record) -> None:
+        """Write the record."""
+        for name, value in _scalars(record).items():
+            self._writer.add_scalar(name, value, record["round"])
+
+    def on_end(self, run: Run, result: SimulationResult) -> None:
+        """Close the writer."""
+        self._writer.close()
+
+
+class MLflow(Callback):
+    """Log the algorithm's settings and every round to MLflow (pip install 'fedagrac[mlflow]').
+
+    >>> MLflow(experiment="digits").experiment
+    'digits'
+    """
+
+    def __init__(self, experiment: str = "fedagrac") -> None:
+        self.experiment = experiment
+        self._mlflow: Any = None
+
+    def on_start(self, run: Run) -> None:
+        """Start an MLflow run named after the algorithm."""
+        try:
+            import mlflow
+        except ImportError as error:
+            raise InputError("callbacks", "MLflow", "pip install 'fedagrac[mlflow]' first") from error
+        self._mlflow = mlflow
+        mlflow.set_experiment(self.experiment)
+        mlflow.start_run(run_name=run.algorithm.name)
+        mlflow.log_params({"algorithm": run.algorithm.name, **dataclasses.asdict(run.algorithm)})
+
+    def on_round(self, run: Run, record: Record) -> None:
+        """Log the record."""
+        self._mlflow.log_metrics(_scalars(record), step=record["round"])
+
+    def on_end(self, run: Run, result: SimulationResult) -> None:
+        """End the MLflow run; a diverged run is marked failed."""
+        self._mlflow.end_run("FAILED" if result.status == "diverged" else "FINISHED")

@@ -1,0 +1,61 @@
+"""What the server remembers of each client: rows that appear when a client first takes part.
+
+With 100,000 registered clients and a cohort of 100, only clients that have been seen cost memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+__all__ = ["ClientTable"]
+
+
+class ClientTable:
+    """Named rows per client, stored in the order in which clients first took part.
+
+    >>> table = ClientTable(clients=1000)
+    >>> table.put(np.array([7, 3]), {"nu": torch.tensor([[7.0], [3.0]])})
+    >>> table.rows(np.array([3]))["nu"]
+    tensor([[3.]])
+    >>> table.unseen(np.array([3, 4])).tolist()
+    [4]
+    """
+
+    def __init__(self, clients: int) -> None:
+        self._slot = np.full(clients, -1, np.int64)
+        self._seen = 0
+        self._columns: dict[str, Tensor] = {}
+
+    def unseen(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return those of the clients that have no rows yet."""
+        return clients[self._slot[clients] < 0]
+
+    def rows(self, clients: npt.NDArray[np.int64]) -> dict[str, Tensor]:
+        """Return the clients' rows by name, each [m, d]."""
+        slots = torch.from_numpy(self._slot[clients])
+        return {name: column[slots.to(column.device)] for name, column in self._columns.items()}
+
+    def put(self, clients: npt.NDArray[np.int64], rows: Mapping[str, Tensor]) -> None:
+        """Store the clients' rows, making room for those not seen before."""
+        new = self.unseen(clients)
+        self._slot[new] = np.arange(self._seen, self._seen + len(new))
+        self._seen += len(new)
+        slots = torch.from_numpy(self._slot[clients])
+        for name, values in rows.items():
+            column = self._columns.get(name)
+            if column is None or len(column) < self._seen:
+                capacity = min(len(self._slot), max(self._seen, 2 * (0 if column is None else len(column))))
+                grown = torch.zeros((capacity, values.shape[1]), dtype=values.dtype, device=values.device)
+                if column is not None:
+                    grown[: len(column)] = column
+                self._columns[name] = column = grown
+            column[slots.to(column.device)] = values

@@ -1,0 +1,118 @@
+"""Who takes part in a round, and the two services algorithms may ask for: sums and gradients.
+
+A `Cohort` is all that an algorithm sees of the clients: how many steps each runs, its weight, whether it is
+fast. Every sum over clients goes through `Cohort.sum`, so the same algorithm runs on one device or on many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+__all__ = ["Cohort", "GradientService", "Population", "fast_clients"]
+
+
+class GradientService(Protocol):
+    """The engine's service: local gradients of some clients at one point, as rows [m, d]."""
+
+    def __call__(
+        self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
+    ) -> Tensor:
+        """Return the gradients at x: over all of a client's data, or over its first batch of the round."""
+
+
+def fast_clients(
+    steps: Sequence[int] | npt.NDArray[np.int64], masses: Sequence[int | Fraction]
+) -> npt.NDArray[np.bool_]:
+    """Say which clients are fast: K_i > Kbar, in exact arithmetic.
+
+    Kbar = sum_j n_j K_j / sum_j n_j, so the test is K_i * sum_j n_j > sum_j n_j K_j with integer n_j (or exact
+    fractions). In floating point, equal K can give a Kbar slightly below K and then *every* client is "fast".
+
+    >>> fast_clients([3, 3, 3], [1, 1, 1]).tolist()
+    [False, False, False]
+    >>> fast_clients([1, 2, 9], [1, 1, 1]).tolist()
+    [False, False, True]
+    """
+    K = [int(k) for k in steps]
+    total = sum(masses)
+    weighted = sum(n * k for n, k in zip(masses, K, strict=True))
+    return np.array([k * total > weighted for k in K], dtype=np.bool_)
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """The m clients of one round.
+
+    Attributes:
+        round: rounds already done when this one starts (0 in the first).
+        clients: client numbers, [m].
+        steps: K_i, [m].
+        masses: exact, unnormalised weights: sample counts, user weights as fractions, or how often each
+            client was drawn.
+        weights: omega_i, the masses normalised over the cohort, [m].
+        population_weights: omega_i among all M clients, [m].
+        epoch_steps: steps in one local epoch, ceil(n_i / batch size), 1 with full batches, [m].
+        everyone: whether all M clients take part.
+    """
+
+    round: int
+    clients: npt.NDArray[np.int64]
+    steps: npt.NDArray[np.int64]
+    masses: tuple[int | Fraction, ...]
+    population_weights: npt.NDArray[np.float64]
+    epoch_steps: npt.NDArray[np.int64]
+    everyone: bool
+    service: GradientService
+    weights: npt.NDArray[np.float64] = field(init=False)
+    fast: npt.NDArray[np.bool_] = field(init=False)
+    mean_steps: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        total = sum(self.masses)
+        weighted = sum(n * int(k) for n, k in zip(self.masses, self.steps, strict=True))
+        weights = np.array([float(Fraction(n) / total) for n in self.masses])
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "fast", fast_clients(self.steps, self.masses))
+        object.__setattr__(self, "mean_steps", float(Fraction(weighted) / total))
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def sum(self, coefficients: npt.NDArray[np.float64], rows: Tensor) -> Tensor:
+        """Return sum_i coefficients_i * rows_i over the cohort, a vector [d]."""
+        # matrix-vector, not matmul: it is never routed through reduced-precision tensor cores
+        return rows.T.mv(torch.as_tensor(coefficients, dtype=rows.dtype, device=rows.device))
+
+    def gradients(self, x: Tensor, batch: Literal["full", "first"] = "full") -> Tensor:
+        """Return every member's local gradient at x, [m, d]."""
+        return self.service(x, self.clients, self.round, batch)
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """All M clients, for the one question that is asked of all of them: the global gradient at a point."""
+
+    weights: npt.NDArray[np.float64]
+    service: GradientService
+    chunk: int = 64
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return sum_i omega_i grad F_i(x) over all clients, streamed so that few rows exist at a time."""
+        total = torch.zeros_like(x)
+        for start in range(0, len(self.weights), self.chunk):
+            clients = np.arange(start, min(start + self.chunk, len(self.weights)))
+            rows = self.service(x, clients, 0)
+            weights = torch.as_tensor(self.weights[clients], dtype=rows.dtype, device=rows.device)
+            total += rows.T.mv(weights)
+        return total

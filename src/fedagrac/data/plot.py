@@ -1,0 +1,51 @@
+"""A picture of who holds which labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedagrac.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedagrac.data.federation import Federation
+
+__all__ = ["plot_labels"]
+
+
+def plot_labels(federation: Federation) -> Figure:
+    """Draw one column per client and one row per class; the area of a disc is the number of samples."""
+    from matplotlib.figure import Figure
+
+    classes = federation.num_classes
+    if classes is None:
+        raise InputError("plot", federation.name, "a federation whose targets are class labels")
+    labels = federation.targets.numpy()
+    counts = np.stack(
+        [
+            np.bincount(labels[federation.samples_of(i)], minlength=classes)
+            for i in range(federation.num_clients)
+        ]
+    )
+    M = federation.num_clients
+    figure = Figure(figsize=(min(2.5 + 0.3 * M, 16), 1.6 + 0.28 * classes), layout="constrained")
+    axes = figure.subplots()
+    clients, kinds = np.nonzero(counts)
+    areas = counts[clients, kinds] / counts.max() * 220
+    axes.scatter(clients, kinds, s=areas, c=kinds, cmap="tab10" if classes <= 10 else "viridis", alpha=0.85)
+    axes.set(
+        xlabel="client",
+        ylabel="class",
+        title=f"{federation.name}: who holds which labels (largest disc: {counts.max()} samples)",
+        yticks=range(classes),
+        xlim=(-0.7, M - 0.3),
+        ylim=(-0.7, classes - 0.3),
+    )
+    if M <= 30:
+        axes.set_xticks(range(M))
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+    return figure

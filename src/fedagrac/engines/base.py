@@ -1,0 +1,157 @@
+"""What an engine is given, and what it must do. Algorithm names may not enter here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+from torch import nn
+
+from fedagrac.data.batches import Sampling, batch_positions
+from fedagrac.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from fedagrac.data.federation import Federation
+    from fedagrac.local import Plan, Result
+    from fedagrac.models.vector import VectorModel
+
+__all__ = ["Engine", "Loss", "Workload"]
+
+Loss = Callable[["Tensor", "Tensor"], "Tensor"]
+"""(output, target) -> scalar mean over the samples."""
+
+
+class Engine(Protocol):
+    """How a cohort's local rules are executed."""
+
+    name: str
+
+    def run(self, plan: Plan, x: Tensor, clients: npt.NDArray[np.int64], round: int) -> Result:
+        """Run the local rule of every client from x, as the plan says."""
+
+    def gradients(
+        self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
+    ) -> Tensor:
+        """Return every client's gradient at x over all its data, or over its first batch of the round."""
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """The problem as an engine sees it: a model, a loss, data on the device, and how batches are drawn.
+
+    Attributes:
+        model: the module as a function of x.
+        loss: a scalar mean over the samples of a batch.
+        inputs, targets: the pooled training samples, resident on the device.
+        weight_decay: adds weight_decay * x to every gradient.
+    """
+
+    model: VectorModel
+    loss: Loss
+    federation: Federation
+    inputs: Tensor
+    targets: Tensor
+    test: tuple[Tensor, Tensor] | None
+    batch_size: int | None
+    sampling: Sampling
+    weight_decay: float
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        model: VectorModel,
+        federation: Federation,
+        loss: Loss | None,
+        batch_size: int | None,
+        sampling: Sampling,
+        weight_decay: float,
+        seed: int,
+    ) -> Workload:
+        """Put the data on the device and try the model and the loss on two samples."""
+        embeds = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.module.modules())
+
+        def place(tensor: Tensor, label: bool) -> Tensor:
+            keep = not tensor.is_floating_point() and (label or embeds)
+            return tensor.to(model.device, None if keep else model.dtype)
+
+        test = federation.test
+        workload = cls(
+            model=model,
+            loss=loss or nn.functional.cross_entropy,
+            federation=federation,
+            inputs=place(federation.inputs, label=False),
+            targets=place(federation.targets, label=True),
+            test=None if test is None else (place(test[0], label=False), place(test[1], label=True)),
+            batch_size=batch_size,
+            sampling=sampling,
+            weight_decay=weight_decay,
+            seed=seed,
+        )
+        workload._try(default_loss=loss is None)
+        return workload
+
+    def indices(self, client: int, steps: int, round: int) -> Tensor:
+        """Return which samples of the pool the client uses in each step of the round, [steps, batch]."""
+        own = self.federation.samples_of(client)
+        positions = batch_positions(len(own), steps, self.batch_size, self.sampling, self.seed, round, client)
+        return torch.from_numpy(own[positions]).to(self.model.device)
+
+    def _try(self, default_loss: bool) -> None:
+        """Run two samples through model and loss, so that what does not fit is said before any work starts."""
+        inputs, targets = self.inputs[:2], self.targets[:2]
+        try:
+            with torch.random.fork_rng(), torch.no_grad():
+                output = self.model.module(inputs)
+        except Exception as error:
+            raise InputError(
+                "model",
+                type(self.model.module).__name__,
+                f"a module that accepts inputs of shape {tuple(inputs.shape)}, {inputs.dtype}; it said: {error}",
+            ) from error
+        if default_loss:
+            self._check_labels(output)
+        try:
+            with torch.no_grad():
+                loss = self.loss(output, targets)
+        except Exception as error:
+            raise InputError(
+                "loss",
+                getattr(self.loss, "__name__", type(self.loss).__name__),
+                f"a function of (output {tuple(output.shape)}, target {tuple(targets.shape)} {targets.dtype}); "
+                f"it said: {error}",
+            ) from error
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise InputError("loss", shape, "a scalar, the mean over the batch (reduction='mean')")
+
+    def _check_labels(self, output: Tensor) -> None:
+        if self.targets.is_floating_point():
+            if output.shape[1:] == self.targets.shape[1:]:
+                return  # class probabilities
+            raise InputError(
+                "loss",
+                None,
+                "a loss for floating-point targets, such as torch.nn.functional.mse_loss "
+                "(without one, cross-entropy on integer class labels is meant)",
+            )
+        if output.ndim < 2:
+            raise InputError("model output", tuple(output.shape), "one column per class for cross-entropy")
+        classes = output.shape[1]
+        for field, labels in (
+            ("targets", self.targets),
+            *([("test targets", self.test[1])] if self.test else []),
+        ):
+            low, high = int(labels.min()), int(labels.max())
+            if low < 0 or high >= classes:
+                raise InputError(
+                    field,
+                    f"labels from {low} to {high}",
+                    f"labels from 0 to {classes - 1}, the model's {classes} outputs",
+                )

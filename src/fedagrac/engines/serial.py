@@ -1,0 +1,106 @@
+"""The serial engine: one client after another, one step after another. The readable truth.
+
+Every other engine must give these numbers. Debug with this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from fedagrac.local import Plan, Result
+from fedagrac.streams import Purpose, torch_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from fedagrac.engines.base import Workload
+
+__all__ = ["SerialEngine"]
+
+FULL_GRADIENT_CHUNK = 4096
+"""Samples per piece of a full local gradient; clients that hold fewer are computed in one piece."""
+
+
+class SerialEngine:
+    """Runs the local rule of one client at a time."""
+
+    name = "serial"
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+
+    def run(self, plan: Plan, x: Tensor, clients: npt.NDArray[np.int64], round: int) -> Result:
+        """Run the local rule of every client from x, as the plan says."""
+        w = self.workload
+        models = x.repeat(len(clients), 1)
+        loss = torch.zeros(len(clients), dtype=torch.float64, device=x.device)
+        first = torch.zeros_like(models) if plan.first_steps.any() else None
+        total = torch.zeros_like(models) if plan.accumulate else None
+        with self._training():
+            for i, client in enumerate(clients):
+                self._seed(round, client)
+                K, eta, mu = int(plan.steps[i]), float(plan.lr[i]), float(plan.mu[i])
+                n_first = int(plan.first_steps[i])
+                x_i = models[i]
+                c_i = None if plan.correction is None else plan.correction[i]
+                w.model.bind(x_i)
+                for k, batch in enumerate(w.indices(client, K, round)):
+                    value, g = self._gradient(x_i, batch)
+                    loss[i] += value / K
+                    if first is not None and k < n_first:
+                        first[i] += g / n_first
+                    if total is not None:
+                        total[i] += g
+                    if c_i is not None:
+                        g += c_i
+                    if mu:
+                        g += mu * (x_i - x)
+                    x_i -= eta * g
+        return Result(models, loss, first, total)
+
+    def gradients(
+        self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
+    ) -> Tensor:
+        """Return every client's gradient at x over all its data, or over its first batch of the round."""
+        w = self.workload
+        rows = torch.zeros((len(clients), len(x)), dtype=x.dtype, device=x.device)
+        w.model.bind(x)
+        with self._training():
+            for i, client in enumerate(clients):
+                self._seed(round, client)
+                if batch == "first":
+                    samples = w.indices(client, 1, round)[0]
+                else:
+                    samples = torch.from_numpy(w.federation.samples_of(client)).to(x.device)
+                for chunk in samples.split(FULL_GRADIENT_CHUNK):
+                    _, g = self._gradient(x, chunk)
+                    rows[i] += g * (len(chunk) / len(samples))
+        return rows
+
+    def _gradient(self, x: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return loss and gradient at x, to which the module is bound, over the samples in `batch`."""
+        w = self.workload
+        with torch.enable_grad():
+            loss = w.loss(w.model.module(w.inputs[batch]), w.targets[batch])
+            g = w.model.gradient(loss)
+        if w.weight_decay:
+            g += w.weight_decay * x
+        return loss.detach(), g
+
+    @contextlib.contextmanager
+    def _training(self) -> Iterator[None]:
+        """Dropout on, no graph outside the gradient, and the caller's random state untouched."""
+        device = self.workload.model.device
+        self.workload.model.module.train()
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+            yield
+
+    def _seed(self, round: int, client: int) -> None:
+        torch.manual_seed(torch_seed(self.workload.seed, Purpose.DROPOUT, round, client))

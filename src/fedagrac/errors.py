@@ -1,0 +1,90 @@
+"""Errors that say what to do.
+
+Every check on user input ends here, so that every message names the field, the value and what would be
+accepted, and so that the command line can tell bad input (exit code 2) from a failure (exit code 1).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["FedagracError", "InputError"]
+
+
+class FedagracError(Exception):
+    """Any error this package raises on purpose."""
+
+
+class InputError(FedagracError, ValueError):
+    """A value that cannot be used: which field, what it was, what would be accepted.
+
+    >>> raise InputError("lr", -1.0, "a number above 0")
+    Traceback (most recent call last):
+    ...
+    fedagrac.errors.InputError: lr = -1.0: expected a number above 0
+    """
+
+    def __init__(self, field: str, value: Any, accepted: str) -> None:
+        self.field, self.value, self.accepted = field, value, accepted
+        shown = repr(value)
+        if len(shown) > 120:
+            shown = shown[:117] + "..."
+        super().__init__(f"{field} = {shown}: expected {accepted}")
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return a hint such as "; did you mean 'fedavg'?", or an empty string."""
+    match = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def one_of(field: str, value: Any, known: Iterable[str]) -> str:
+    """Check that `value` is one of the `known` names."""
+    names = list(known)
+    if not isinstance(value, str) or value not in names:
+        raise InputError(field, value, f"one of {', '.join(names)}{nearest(value, names)}")
+    return value
+
+
+def _number(field: str, value: Any, accepted: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise InputError(field, value, accepted)
+    return float(value)
+
+
+def positive(field: str, value: Any) -> float:
+    """Check for a finite number above 0."""
+    accepted = "a number above 0"
+    number = _number(field, value, accepted)
+    if number <= 0:
+        raise InputError(field, value, accepted)
+    return number
+
+
+def non_negative(field: str, value: Any) -> float:
+    """Check for a finite number of at least 0."""
+    accepted = "a number of at least 0"
+    number = _number(field, value, accepted)
+    if number < 0:
+        raise InputError(field, value, accepted)
+    return number
+
+
+def count(field: str, value: Any, least: int = 1) -> int:
+    """Check for an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise InputError(field, value, f"an integer of at least {least}")
+    return int(value)
+
+
+def flag(field: str, value: Any) -> bool:
+    """Check for a real boolean: the string "false" is an error, not true."""
+    if not isinstance(value, bool):
+        raise InputError(field, value, "true or false (a boolean, not a string or a number)")
+    return value

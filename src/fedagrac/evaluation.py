@@ -1,0 +1,54 @@
+"""How good a model is on the test data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedagrac.engines.base import Workload
+
+__all__ = ["Metric", "evaluate"]
+
+Metric = Callable[["Tensor", "Tensor"], "Tensor | float"]
+"""(output, target) -> scalar, over the whole test set."""
+
+CHUNK = 4096
+
+
+def evaluate(workload: Workload, x: Tensor, metrics: Mapping[str, Metric]) -> dict[str, float | None]:
+    """Return test_loss, test_accuracy (None where the task is not classification) and the metrics.
+
+    Without test data every value is None.
+    """
+    names = ["test_accuracy", "test_loss", *metrics]
+    if workload.test is None:
+        return dict.fromkeys(names)
+    inputs, targets = workload.test
+    module = workload.model.module
+    workload.model.bind(x)
+    module.eval()
+    loss, correct = 0.0, 0
+    outputs = []
+    classification = False
+    with torch.inference_mode():
+        for X, y in zip(inputs.split(CHUNK), targets.split(CHUNK), strict=True):
+            output = module(X)
+            loss += float(workload.loss(output, y)) * len(X)
+            classification = not y.is_floating_point() and output.ndim == y.ndim + 1
+            if classification:
+                correct += int((output.argmax(1) == y).sum())
+            if metrics:
+                outputs.append(output)
+        whole = torch.cat(outputs) if outputs else None
+        values = (
+            {name: float(metric(whole, targets)) for name, metric in metrics.items()}
+            if whole is not None
+            else {}
+        )
+    accuracy = correct / targets.numel() if classification else None
+    return {"test_accuracy": accuracy, "test_loss": loss / len(inputs), **values}

@@ -1,0 +1,192 @@
+"""How many local steps each client runs: K_i(t).
+
+A step is one SGD step on one batch, never an epoch and never a sample. Every schedule answers one question,
+the K of all M clients in a round, from the keyed streams.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fedagrac.errors import InputError, count, non_negative, one_of, positive
+from fedagrac.streams import Purpose, stream
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Constant", "Explicit", "Extreme", "Gaussian", "Linear", "StepSchedule", "Uniform"]
+
+Mode = Literal["fixed", "random"]
+
+
+@dataclass(frozen=True)
+class StepSchedule(ABC):
+    """K_i(t) for all clients."""
+
+    @abstractmethod
+    def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
+        """Return K of all `clients` in the round that follows `round` rounds, each at least 1."""
+
+    def check(self, clients: int, rounds: int) -> None:  # noqa: B027  # most fit any federation
+        """Check that the schedule fits the federation and the run."""
+
+
+def _generator(mode: Mode, round: int, seed: int) -> np.random.Generator:
+    # "fixed" draws are those of round 0, whatever the round
+    return stream(seed, Purpose.STEPS, round=round if mode == "random" else 0)
+
+
+@dataclass(frozen=True)
+class Constant(StepSchedule):
+    """Every client runs `steps` steps in every round: no step asynchronism.
+
+    >>> Constant(5).counts(round=0, clients=3, seed=0).tolist()
+    [5, 5, 5]
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        count("steps", self.steps)
+
+    def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
+        """K_i = steps."""
+        return np.full(clients, self.steps, np.int64)
+
+
+@dataclass(frozen=True)
+class Gaussian(StepSchedule):
+    """K_i ~ Normal(mean, variance), rounded to the nearest integer, at least 1 (the paper's setting).
+
+    Attributes:
+        mode: "fixed" draws once per client, "random" anew in every round.
+
+    >>> K = Gaussian(mean=500, variance=10_000).counts(round=0, clients=1000, seed=0)
+    >>> bool(abs(K.mean() - 500) < 10), bool(abs(K.std() - 100) < 10)
+    (True, True)
+    """
+
+    mean: float
+    variance: float
+    mode: Mode = "fixed"
+
+    def __post_init__(self) -> None:
+        positive("mean", self.mean)
+        non_negative("variance", self.variance)
+        one_of("mode", self.mode, ["fixed", "random"])
+
+    def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
+        """K_i = max(1, nearest integer to a normal draw)."""
+        draws = _generator(self.mode, round, seed).normal(self.mean, np.sqrt(self.variance), clients)
+        return np.maximum(np.rint(draws), 1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Uniform(StepSchedule):
+    """K_i uniform over the integers lo..hi, both included.
+
+    >>> sorted(set(Uniform(2, 4).counts(round=0, clients=100, seed=0).tolist()))
+    [2, 3, 4]
+    """
+
+    lo: int
+    hi: int
+    mode: Mode = "fixed"
+
+    def __post_init__(self) -> None:
+        count("lo", self.lo)
+        count("hi", self.hi)
+        if self.hi < self.lo:
+            raise InputError("hi", self.hi, f"an integer of at least lo = {self.lo}")
+        one_of("mode", self.mode, ["fixed", "random"])
+
+    def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
+        """K_i uniform over lo..hi."""
+        return _generator(self.mode, round, seed).integers(self.lo, self.hi, clients, endpoint=True)
+
+
+@dataclass(frozen=True)
+class Linear(StepSchedule):
+    """K_i = first + increment * i for i = 0..M-1.
+
+    >>> Linear(first=100, increment=150).counts(round=0, clients=4, seed=0).tolist()
+    [100, 250, 400, 550]
+    """
+
+    first: int
+    increment: int
+
+    def __post_init__(self) -> None:
+        count("first", self.first)
+        count("increment", self.increment, least=0)
+
+    def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
+        """K_i = first + increment * i."""
+        return self.first + self.increment * np.arange(clients, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Extreme(StepSchedule):
+    """K_i = slow for all clients but the last, which runs `fast` steps (the paper's extreme case).
+
+    >>> Extreme(slow=1, fast=1000).counts(round=0, clients=4, seed=0).tolist()
+    [1, 1, 1, 1000]
+    """
+
+    slow: int
+    fast: int
+
+    def __post_init__(self) -> None:
+        count("slow", self.slow)
+        count("fast", self.fast)
+
+    def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
+        """Slow, ..., slow, fast."""
+        K = np.full(clients, self.slow, np.int64)
+        K[-1] = self.fast
+        return K
+
+
+@dataclass(frozen=True)
+class Explicit(StepSchedule):
+    """K[t][i] written out: one row that repeats, or one row per round.
+
+    >>> Explicit([[2, 3, 5]]).counts(round=7, clients=3, seed=0).tolist()
+    [2, 3, 5]
+    """
+
+    table: Sequence[Sequence[int]]
+
+    def __post_init__(self) -> None:
+        rows: Any = self.table
+        if isinstance(rows, np.ndarray):
+            rows = rows.tolist()
+        if not isinstance(rows, Sequence) or isinstance(rows, str) or not len(rows):
+            raise InputError("Explicit", rows, "rows of step counts, K[t][i]")
+        if not isinstance(rows[0], Sequence | np.ndarray):
+            rows = [rows]
+        table = tuple(
+            tuple(count(f"Explicit[{t}][{i}]", k) for i, k in enumerate(row)) for t, row in enumerate(rows)
+        )
+        object.__setattr__(self, "table", table)
+
+    def check(self, clients: int, rounds: int) -> None:
+        """One entry per client; one row, or one per round."""
+        for t, row in enumerate(self.table):
+            if len(row) != clients:
+                raise InputError(
+                    f"Explicit[{t}]", f"{len(row)} step counts", f"one for each of {clients} clients"
+                )
+        if len(self.table) not in (1, rounds):
+            raise InputError(
+                "Explicit", f"{len(self.table)} rows", f"one row, or one for each of {rounds} rounds"
+            )
+
+    def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
+        """K_i = table[round][i]."""
+        return np.array(self.table[0 if len(self.table) == 1 else round], np.int64)

@@ -1,0 +1,54 @@
+"""Models: the built-in ones by name, and the adapter that turns any nn.Module into a function of x."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedagrac.errors import InputError, count, nearest, one_of
+from fedagrac.models.vector import VectorModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["REGISTRY", "VectorModel", "build", "logistic"]
+
+
+def logistic(features: int = 123, classes: int = 2) -> nn.Module:
+    """Multinomial logistic regression: one linear layer on flattened inputs, zero at the start.
+
+    A convex problem has one minimiser wherever it starts, so it starts at zero, not at random.
+
+    >>> sum(p.numel() for p in logistic(features=64, classes=10).parameters())
+    650
+    """
+    count("features", features)
+    count("classes", classes, least=2)
+    linear = nn.Linear(features, classes)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(nn.Flatten(), linear)
+
+
+REGISTRY: dict[str, Callable[..., nn.Module]] = {"logistic": logistic}
+"""Every built-in model by name."""
+
+
+def build(name: str, **sizes: Any) -> nn.Module:
+    """Build a model by name; sizes default to the paper's data set.
+
+    >>> build("logistic", features=4, classes=3)[1]
+    Linear(in_features=4, out_features=3, bias=True)
+    """
+    factory = REGISTRY[one_of("model name", name, REGISTRY)]
+    accepted = list(inspect.signature(factory).parameters)
+    for key, value in sizes.items():
+        if key not in accepted:
+            raise InputError(
+                f"model {name}.{key}",
+                value,
+                f"no such setting: {name} takes {', '.join(accepted)}{nearest(key, accepted)}",
+            )
+    return factory(**sizes)

@@ -1,0 +1,105 @@
+"""Any nn.Module as a function of one vector x in R^d.
+
+Algorithms and engines speak of vectors; modules speak of named parameters. `VectorModel` holds a private copy
+of the user's module and the layout that translates between the two. The user's module is never changed.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from fedagrac.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["VectorModel"]
+
+_RUNNING_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+class VectorModel:
+    """The trainable parameters of a module, in order, as one vector.
+
+    >>> model = VectorModel(torch.nn.Linear(3, 2))
+    >>> model.size
+    8
+    >>> {name: tuple(view.shape) for name, view in model.views(model.initial()).items()}
+    {'weight': (2, 3), 'bias': (2,)}
+    """
+
+    def __init__(
+        self, module: nn.Module, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise InputError("model", module, "a torch.nn.Module")
+        for name, layer in module.named_modules():
+            if isinstance(layer, _RUNNING_STATISTICS) and layer.track_running_stats:
+                raise InputError(
+                    f"model layer {name or 'itself'}",
+                    layer,
+                    "no running statistics: BatchNorm's running mean and variance are not parameters, so no "
+                    "algorithm here averages or corrects them; use torch.nn.GroupNorm (or "
+                    "track_running_stats=False)",
+                )
+        for name, parameter in module.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise InputError(
+                    f"model parameter {name}",
+                    parameter,
+                    "initialised parameters: run one batch through the lazy module",
+                )
+        trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise InputError("model", type(module).__name__, "a module with at least one trainable parameter")
+        dtypes = {p.dtype for p in trainable.values()}
+        if dtype is None and len(dtypes) > 1:
+            raise InputError(
+                "model", sorted(map(str, dtypes)), "one dtype for all parameters, or an explicit dtype"
+            )
+        self.dtype = dtype or dtypes.pop()
+        if self.dtype not in (torch.float32, torch.float64):
+            raise InputError("dtype", self.dtype, "torch.float32 or torch.float64")
+        self.device = torch.device(device)
+        self.training = module.training
+        self.module = copy.deepcopy(module).to(device=self.device, dtype=self.dtype)
+        self._names = list(trainable)
+        named = dict(self.module.named_parameters())
+        self.parameters = [named[name] for name in self._names]
+        self._shapes = [p.shape for p in self.parameters]
+        self._sizes = [p.numel() for p in self.parameters]
+        self.size = sum(self._sizes)
+
+    def initial(self) -> Tensor:
+        """Return x_1: the weights the module was given with."""
+        return torch.cat([p.detach().reshape(-1) for p in self.parameters]).clone()
+
+    def views(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the named parameters as views into x."""
+        pieces = torch.split(x, self._sizes)
+        return {
+            name: piece.view(shape)
+            for name, piece, shape in zip(self._names, pieces, self._shapes, strict=True)
+        }
+
+    def bind(self, x: Tensor) -> None:
+        """Make the private module's parameters views into x: what is written to x, the module sees."""
+        for parameter, view in zip(self.parameters, self.views(x).values(), strict=True):
+            parameter.data = view
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        """Return d loss / d x as one vector, for a loss computed with the bound module."""
+        pieces = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        return torch.cat([piece.reshape(-1) for piece in pieces])
+
+    def export(self, x: Tensor) -> nn.Module:
+        """Return a new module with the weights x."""
+        module = copy.deepcopy(self.module)
+        named = dict(module.named_parameters())
+        for name, view in self.views(x).items():
+            named[name].data = view.detach().clone()
+        return module.train(self.training)

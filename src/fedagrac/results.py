@@ -1,0 +1,105 @@
+"""What a simulation returns: the history of its rounds and the final model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedagrac.citations import bibtex
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+    from torch import Tensor, nn
+
+    from fedagrac.algorithms import Algorithm
+    from fedagrac.data.federation import Federation
+    from fedagrac.models.vector import VectorModel
+
+__all__ = ["History", "Record", "SimulationResult", "Status"]
+
+Record = dict[str, Any]
+"""One round, readable as record["round"].
+
+round (from 1), test_accuracy, test_loss and metrics (None without evaluation), train_loss (mean over the round's
+steps, weighted by omega), clients and fast (how many took part, and how many of them were fast), steps_mean (mean
+K_i of the cohort), bytes_up and bytes_down (of this round), bytes_total (both directions, since the start and
+including it), sim_time and wall_time (cumulative seconds)."""
+
+Status = Literal["finished", "stopped", "diverged"]
+
+
+class History(list[Record]):
+    """The rounds of a run, in order.
+
+    >>> History([{"round": 1, "test_accuracy": 0.5}]).column("test_accuracy")
+    [0.5]
+    """
+
+    def column(self, name: str) -> list[Any]:
+        """Return one field of every round."""
+        return [record[name] for record in self]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the history as a DataFrame, one row per round."""
+        import pandas as pd
+
+        return pd.DataFrame.from_records(list(self))
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write the history as a CSV file, one line per round."""
+        self.to_pandas().to_csv(path, index=False)
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        """Return the first round whose test accuracy is at or above `accuracy`, or None."""
+        for record in self:
+            if record["test_accuracy"] is not None and record["test_accuracy"] >= accuracy:
+                return int(record["round"])
+        return None
+
+    def best(self, name: str = "test_accuracy") -> float | None:
+        """Return the largest value of a field over the evaluated rounds, or None."""
+        return max((record[name] for record in self if record[name] is not None), default=None)
+
+    def last(self, name: str = "test_accuracy") -> float | None:
+        """Return the value of a field in the last evaluated round, or None."""
+        return next((record[name] for record in reversed(self) if record[name] is not None), None)
+
+
+@dataclass(frozen=True, eq=False)
+class SimulationResult:
+    """The outcome of `simulate`.
+
+    Attributes:
+        algorithm: the algorithm that ran.
+        vector: the final global model as one vector.
+        history: one record per round.
+        status: "finished" all rounds, "stopped" by a stop rule or a callback, or "diverged".
+        reason: one sentence that says why it ended.
+    """
+
+    algorithm: Algorithm
+    federation: Federation
+    vector: Tensor
+    history: History
+    status: Status
+    reason: str
+    vector_model: VectorModel
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """The final global model's trainable parameters by name."""
+        return self.vector_model.views(self.vector)
+
+    def model(self) -> nn.Module:
+        """Return a new module with the final weights."""
+        return self.vector_model.export(self.vector).cpu()
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        """Return the first round whose test accuracy is at or above `accuracy`, or None."""
+        return self.history.rounds_to(accuracy)
+
+    def citations(self) -> str:
+        """Return BibTeX for what this run used: the algorithm, the data set, and the paper behind the package."""
+        return bibtex(("fedagrac", *self.algorithm.cites, *self.federation.cites))
