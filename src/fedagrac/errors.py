@@ -44,6 +44,14 @@ def nearest(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
+def unknown(field: str, value: Any, known: Iterable[str]) -> InputError:
+    """Return the error for a setting that does not exist, naming those that do."""
+    names = list(known)
+    last = field.rsplit(".", 1)[-1]
+    accepted = f"a known setting ({', '.join(names)})" if names else "no setting: there are none here"
+    return InputError(field, value, accepted + nearest(last, names))
+
+
 def one_of(field: str, value: Any, known: Iterable[str]) -> str:
     """Check that `value` is one of the `known` names."""
     names = list(known)
@@ -72,6 +80,15 @@ def non_negative(field: str, value: Any) -> float:
     accepted = "a number of at least 0"
     number = _number(field, value, accepted)
     if number < 0:
+        raise InputError(field, value, accepted)
+    return number
+
+
+def fraction(field: str, value: Any) -> float:
+    """Check for a number in (0, 1]."""
+    accepted = "a fraction in (0, 1]: 0.68, not 68"
+    number = _number(field, value, accepted)
+    if not 0 < number <= 1:
         raise InputError(field, value, accepted)
     return number
 

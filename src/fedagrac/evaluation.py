@@ -36,7 +36,7 @@ def evaluate(workload: Workload, x: Tensor, metrics: Mapping[str, Metric]) -> di
     outputs = []
     classification = False
     with torch.inference_mode():
-        for X, y in zip(inputs.split(CHUNK), targets.split(CHUNK), strict=True):
+        for X, y in zip(torch.split(inputs, CHUNK), torch.split(targets, CHUNK), strict=True):
             output = module(X)
             loss += float(workload.loss(output, y)) * len(X)
             classification = not y.is_floating_point() and output.ndim == y.ndim + 1
@@ -46,9 +46,7 @@ def evaluate(workload: Workload, x: Tensor, metrics: Mapping[str, Metric]) -> di
                 outputs.append(output)
         whole = torch.cat(outputs) if outputs else None
         values = (
-            {name: float(metric(whole, targets)) for name, metric in metrics.items()}
-            if whole is not None
-            else {}
+            {name: float(metric(whole, targets)) for name, metric in metrics.items()} if whole is not None else {}
         )
     accuracy = correct / targets.numel() if classification else None
     return {"test_accuracy": accuracy, "test_loss": loss / len(inputs), **values}

@@ -20,7 +20,7 @@ from fedagrac.cohort import Cohort, Population
 from fedagrac.data.batches import Sampling, epoch_steps
 from fedagrac.data.federation import Federation
 from fedagrac.engines import ENGINES, Engine, Loss, Workload
-from fedagrac.errors import InputError, count, non_negative, one_of, positive
+from fedagrac.errors import InputError, count, fraction, non_negative, one_of, positive
 from fedagrac.evaluation import Metric, evaluate
 from fedagrac.heterogeneity import Clock, Constant, Participation, StepSchedule
 from fedagrac.models.vector import VectorModel
@@ -53,8 +53,8 @@ class Stop:
     bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.accuracy is not None and positive("stop.accuracy", self.accuracy) > 1:
-            raise InputError("stop.accuracy", self.accuracy, "a fraction in (0, 1]: 0.68, not 68")
+        if self.accuracy is not None:
+            fraction("stop.accuracy", self.accuracy)
         if self.sim_time is not None:
             positive("stop.sim_time", self.sim_time)
         if self.bytes is not None:
@@ -147,8 +147,8 @@ class Run:
         rows = self.table.rows(cohort.clients)
         plan = self.algorithm.plan(self.state, rows, cohort)
         result = self.engine.run(plan, self.state["x"], cohort.clients, cohort.round)
-        self.state, rows = self.algorithm.aggregate(self.state, rows, cohort, plan, result)
-        self.table.put(cohort.clients, rows)
+        self.state, next_rows = self.algorithm.aggregate(self.state, rows, cohort, plan, result)
+        self.table.put(cohort.clients, next_rows)
         return cohort, float(np.dot(cohort.weights, result.loss.cpu().numpy()))
 
     def charge(self, down: int, up: int, steps: npt.NDArray[np.int64]) -> tuple[int, int]:
@@ -303,9 +303,7 @@ def _loop(
         diverged = not (math.isfinite(train_loss) and bool(torch.isfinite(run.state["x"]).all()))
         due = (number % eval_every == 0 or number == run.rounds) and not diverged
         empty = dict.fromkeys(["test_accuracy", "test_loss", *metrics])
-        record = run.record(
-            cohort, train_loss, evaluate(run.workload, run.state["x"], metrics) if due else empty
-        )
+        record = run.record(cohort, train_loss, evaluate(run.workload, run.state["x"], metrics) if due else empty)
         for callback in callbacks:
             callback.on_round(run, record)
         if diverged:
@@ -335,9 +333,7 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def _check_metrics(metrics: Mapping[str, Metric]) -> None:
-    fields = (
-        "round test_accuracy test_loss train_loss clients fast steps_mean bytes_up bytes_down bytes_total"
-    )
+    fields = "round test_accuracy test_loss train_loss clients fast steps_mean bytes_up bytes_down bytes_total"
     for name, metric in metrics.items():
         if name in (*fields.split(), "sim_time", "wall_time"):
             raise InputError("metrics", name, "a name that no field of the history has")
@@ -352,8 +348,10 @@ def _device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise InputError("device", name, 'a device such as "auto", "cpu" or "cuda"') from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("device", str(name), '"cpu" or "auto": no CUDA device is usable here')
+    if device.type == "cuda":
+        usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= usable:
+            raise InputError("device", str(name), f'"cpu" or "auto": {usable} CUDA devices are usable here')
     return device
 
 
@@ -363,9 +361,7 @@ def _precision(precision: str, device: torch.device) -> Iterator[None]:
     one_of("precision", precision, ["float32", "tf32"])
     if device.type != "cuda":
         if precision == "tf32":
-            raise InputError(
-                "precision", precision, f'"float32": TF32 needs a GPU, the run is on {device.type}'
-            )
+            raise InputError("precision", precision, f'"float32": TF32 needs a GPU, the run is on {device.type}')
         yield
         return
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32

@@ -15,7 +15,7 @@ from fedagrac.algorithms.fedlin import FedLin
 from fedagrac.algorithms.fednova import FedNova
 from fedagrac.algorithms.fedprox import FedProx
 from fedagrac.algorithms.scaffold import Scaffold
-from fedagrac.errors import InputError, nearest, one_of
+from fedagrac.errors import InputError, one_of, unknown
 
 __all__ = [
     "REGISTRY",
@@ -50,7 +50,7 @@ def options_of(name: str) -> dict[str, Any]:
     >>> options_of("fedprox")
     {'mu': 0.1}
     """
-    cls, fixed = REGISTRY[one_of("algorithm name", name, REGISTRY)]
+    cls, fixed = REGISTRY[one_of("name", name, REGISTRY)]
     return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in {"lr", *fixed}}
 
 
@@ -60,15 +60,11 @@ def algorithm(name: str, **options: Any) -> Algorithm:
     >>> algorithm("fedagrac-first", lr=0.01).transmit
     'first'
     """
-    cls, fixed = REGISTRY[one_of("algorithm name", name, REGISTRY)]
+    cls, fixed = REGISTRY[one_of("name", name, REGISTRY)]
     accepted = ["lr", *options_of(name)]
     for key, value in options.items():
         if key not in accepted:
-            raise InputError(
-                f"{name}.{key}",
-                value,
-                f"no such setting: {name} takes {', '.join(accepted)}{nearest(key, accepted)}",
-            )
+            raise unknown(f"{name}.{key}", value, accepted)
     if "lr" not in options:
         raise InputError(f"{name}.lr", None, "the local step size, a number above 0")
     return cls(**fixed, **options)

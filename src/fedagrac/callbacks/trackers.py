@@ -37,10 +37,8 @@ class TensorBoard(Callback):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise InputError(
-                "callbacks", "TensorBoard", "pip install 'fedagrac[tensorboard]' first"
-            ) from error
-        self._writer = SummaryWriter(f"{self.folder}/{run.algorithm.name}")  # type: ignore[no-untyped-call]
+            raise InputError("callbacks", "TensorBoard", "pip install 'fedagrac[tensorboard]' first") from error
+        self._writer = SummaryWriter(f"{self.folder}/{run.algorithm.name}")
 
     def on_round(self, run: Run, record: Record) -> None:
         """Write the record."""

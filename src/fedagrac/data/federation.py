@@ -13,7 +13,7 @@ import torch
 
 from fedagrac.data.partition import IID, Partition
 from fedagrac.data.sources import digits, synthetic
-from fedagrac.errors import InputError, count, one_of
+from fedagrac.errors import InputError, count, one_of, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,9 +59,7 @@ class Federation:
         for field, tensor in (("inputs", inputs), ("targets", targets), *_named(test)):
             _check_finite(field, tensor)
         if test is not None and test[0].shape[1:] != inputs.shape[1:]:
-            raise InputError(
-                "test inputs", tuple(test[0].shape), f"samples of shape {tuple(inputs.shape[1:])}"
-            )
+            raise InputError("test inputs", tuple(test[0].shape), f"samples of shape {tuple(inputs.shape[1:])}")
         if not shares:
             raise InputError("clients", 0, "at least one client")
         self.sizes = np.array([len(share) for share in shares], np.int64)
@@ -148,14 +146,13 @@ class Federation:
         >>> Federation.load("digits", clients=5, seed=0)
         Federation('digits', 5 clients, 1437 samples of shape (64,), 287 to 288 each)
         """
-        one_of("data set", name, DATASETS)
+        one_of("name", name, DATASETS)
         count("clients", clients)
         count("seed", seed, least=0)
         allowed = {"synthetic": ["alpha", "beta"]}.get(name, [])
         for key, value in options.items():
             if key not in allowed:
-                takes = f"takes {', '.join(allowed)}" if allowed else "takes no settings of its own"
-                raise InputError(f"{name}.{key}", value, f"no such setting: {name} {takes}")
+                raise unknown(f"{name}.{key}", value, allowed)
         if partition is not None and not isinstance(partition, Partition):
             raise InputError("partition", partition, "a partition such as Dirichlet(0.3), Shards(5) or IID()")
         samples = synthetic(clients, seed=seed, **options) if name == "synthetic" else digits()
@@ -186,13 +183,9 @@ def _check_finite(field: str, tensor: Tensor) -> None:
 def _pair(field: str, pair: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise InputError(field, type(pair).__name__, "a pair (inputs, targets)")
-    X, y = (
-        _tensor(f"{field} {part}", value) for part, value in zip(("inputs", "targets"), pair, strict=True)
-    )
+    X, y = (_tensor(f"{field} {part}", value) for part, value in zip(("inputs", "targets"), pair, strict=True))
     if X.ndim == 0 or y.ndim == 0 or len(X) != len(y):
-        raise InputError(
-            field, f"inputs {tuple(X.shape)}, targets {tuple(y.shape)}", "as many targets as inputs"
-        )
+        raise InputError(field, f"inputs {tuple(X.shape)}, targets {tuple(y.shape)}", "as many targets as inputs")
     if len(X) == 0:
         raise InputError(field, "no samples", "at least one sample")
     return X, y if y.is_floating_point() else y.long()
@@ -213,7 +206,5 @@ def _exact_weights(weights: Any, clients: int) -> tuple[Fraction, ...]:
     if not np.isfinite(values).all() or (values <= 0).any():
         raise InputError("weights", weights, "weights above 0")
     if abs(values.sum() - 1) > 1e-6:
-        raise InputError(
-            "weights", f"a sum of {values.sum():.6g}", "a sum of 1 (divide the weights by their sum)"
-        )
+        raise InputError("weights", f"a sum of {values.sum():.6g}", "a sum of 1 (divide the weights by their sum)")
     return tuple(Fraction(float(v)) for v in values)

@@ -36,9 +36,7 @@ class Partition(ABC):
 def _check(labels: Labels, clients: int) -> None:
     count("clients", clients)
     if clients > len(labels):
-        raise InputError(
-            "clients", clients, f"at most one client per sample; there are {len(labels)} samples"
-        )
+        raise InputError("clients", clients, f"at most one client per sample; there are {len(labels)} samples")
 
 
 @dataclass(frozen=True)

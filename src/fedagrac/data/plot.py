@@ -25,10 +25,7 @@ def plot_labels(federation: Federation) -> Figure:
         raise InputError("plot", federation.name, "a federation whose targets are class labels")
     labels = federation.targets.numpy()
     counts = np.stack(
-        [
-            np.bincount(labels[federation.samples_of(i)], minlength=classes)
-            for i in range(federation.num_clients)
-        ]
+        [np.bincount(labels[federation.samples_of(i)], minlength=classes) for i in range(federation.num_clients)]
     )
     M = federation.num_clients
     figure = Figure(figsize=(min(2.5 + 0.3 * M, 16), 1.6 + 0.28 * classes), layout="constrained")

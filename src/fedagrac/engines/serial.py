@@ -79,7 +79,7 @@ class SerialEngine:
                     samples = w.indices(client, 1, round)[0]
                 else:
                     samples = torch.from_numpy(w.federation.samples_of(client)).to(x.device)
-                for chunk in samples.split(FULL_GRADIENT_CHUNK):
+                for chunk in torch.split(samples, FULL_GRADIENT_CHUNK):
                     _, g = self._gradient(x, chunk)
                     rows[i] += g * (len(chunk) / len(samples))
         return rows
@@ -103,4 +103,9 @@ class SerialEngine:
             yield
 
     def _seed(self, round: int, client: int) -> None:
-        torch.manual_seed(torch_seed(self.workload.seed, Purpose.DROPOUT, round, client))
+        # not torch.manual_seed: without a GPU it queues a call, with its stack trace, for every device kind
+        seed = torch_seed(self.workload.seed, Purpose.DROPOUT, round, client)
+        torch.default_generator.manual_seed(seed)
+        device = self.workload.model.device
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index or 0].manual_seed(seed)

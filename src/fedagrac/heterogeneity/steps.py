@@ -179,13 +179,9 @@ class Explicit(StepSchedule):
         """One entry per client; one row, or one per round."""
         for t, row in enumerate(self.table):
             if len(row) != clients:
-                raise InputError(
-                    f"Explicit[{t}]", f"{len(row)} step counts", f"one for each of {clients} clients"
-                )
+                raise InputError(f"Explicit[{t}]", f"{len(row)} step counts", f"one for each of {clients} clients")
         if len(self.table) not in (1, rounds):
-            raise InputError(
-                "Explicit", f"{len(self.table)} rows", f"one row, or one for each of {rounds} rounds"
-            )
+            raise InputError("Explicit", f"{len(self.table)} rows", f"one row, or one for each of {rounds} rounds")
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
         """K_i = table[round][i]."""

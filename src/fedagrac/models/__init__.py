@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedagrac.errors import InputError, count, nearest, one_of
+from fedagrac.errors import count, one_of, unknown
 from fedagrac.models.vector import VectorModel
 
 if TYPE_CHECKING:
@@ -42,13 +42,9 @@ def build(name: str, **sizes: Any) -> nn.Module:
     >>> build("logistic", features=4, classes=3)[1]
     Linear(in_features=4, out_features=3, bias=True)
     """
-    factory = REGISTRY[one_of("model name", name, REGISTRY)]
+    factory = REGISTRY[one_of("name", name, REGISTRY)]
     accepted = list(inspect.signature(factory).parameters)
     for key, value in sizes.items():
         if key not in accepted:
-            raise InputError(
-                f"model {name}.{key}",
-                value,
-                f"no such setting: {name} takes {', '.join(accepted)}{nearest(key, accepted)}",
-            )
+            raise unknown(f"{name}.{key}", value, accepted)
     return factory(**sizes)

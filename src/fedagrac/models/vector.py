@@ -82,8 +82,7 @@ class VectorModel:
         """Return the named parameters as views into x."""
         pieces = torch.split(x, self._sizes)
         return {
-            name: piece.view(shape)
-            for name, piece, shape in zip(self._names, pieces, self._shapes, strict=True)
+            name: piece.view(shape) for name, piece, shape in zip(self._names, pieces, self._shapes, strict=True)
         }
 
     def bind(self, x: Tensor) -> None:

@@ -1,0 +1,5 @@
+"""`python -m fedagrac` is the command `fedagrac`."""
+
+from fedagrac.cli import main
+
+main()

@@ -1,0 +1,67 @@
+"""A progress bar with an estimate, over all runs of an experiment."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from fedagrac.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedagrac.results import Record, SimulationResult
+    from fedagrac.simulation import Run
+
+__all__ = ["Progress"]
+
+
+class Progress(Callback):
+    """One bar over `runs` runs of `rounds` rounds each; use it as a context manager.
+
+    >>> with Progress(runs=2, rounds=10, console=None) as bar:
+    ...     bar.name = "fedavg"
+    """
+
+    def __init__(self, runs: int, rounds: int, console: Console | None = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        self.rounds, self.name, self._done = rounds, "", 0
+        self._bar = Bar(
+            TextColumn("{task.description:<17}", style="bold"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TextColumn("{task.fields[accuracy]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+            console=console or Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=runs * rounds, accuracy="")
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def on_start(self, run: Run) -> None:
+        """Show which algorithm runs."""
+        self._bar.update(self._task, description=self.name or run.algorithm.name, accuracy="")
+
+    def on_round(self, run: Run, record: Record) -> None:
+        """Move the bar."""
+        if record["test_accuracy"] is not None:
+            self._bar.update(self._task, accuracy=f"accuracy {record['test_accuracy']:.1%}")
+        self._bar.update(self._task, completed=self._done + record["round"])
+
+    def on_end(self, run: Run, result: SimulationResult) -> None:
+        """Count a run that ended early as done."""
+        self._done += self.rounds
+        self._bar.update(self._task, completed=self._done)

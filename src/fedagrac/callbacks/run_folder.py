@@ -1,0 +1,106 @@
+"""The run folder: what a run leaves on disk. Text, JSON and safetensors only."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedagrac.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from fedagrac.results import Record, SimulationResult
+    from fedagrac.simulation import Run
+
+__all__ = ["RunFolder", "environment", "write_atomically"]
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is either whole or not there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def environment(device: torch.device | None = None) -> dict[str, Any]:
+    """Return versions and machine: what a reader needs to repeat a run, and no environment variables."""
+    from fedagrac import __version__
+
+    gpu = torch.cuda.get_device_name(device) if device is not None and device.type == "cuda" else None
+    return {
+        "fedagrac": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": None if device is None else str(device),
+        "gpu": gpu,
+    }
+
+
+def to_json(value: Any) -> str:
+    """Return strict JSON on one line: a number that is not finite becomes null."""
+    if isinstance(value, dict):
+        value = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in value.items()}
+    return json.dumps(value, allow_nan=False)
+
+
+class RunFolder(Callback):
+    """Writes experiment.toml, environment.json, history.jsonl, status.json and model.safetensors.
+
+    Attributes:
+        folder: where; made at the start of the run.
+        experiment: the fully resolved experiment, with this run's algorithm alone.
+    """
+
+    def __init__(self, folder: str | Path, experiment: dict[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.experiment = experiment
+        self._history: IO[str] | None = None
+
+    def on_start(self, run: Run) -> None:
+        """Make the folder and say what runs where."""
+        import tomli_w
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / "experiment.toml", tomli_w.dumps(self.experiment).encode())
+        facts = {
+            **environment(run.workload.model.device),
+            "engine": run.engine.name,
+            "command": Path(sys.argv[0]).name,
+        }
+        write_atomically(self.folder / "environment.json", json.dumps(facts, indent=2).encode() + b"\n")
+        self._history = (self.folder / "history.jsonl").open("w", encoding="utf-8")
+
+    def on_round(self, run: Run, record: Record) -> None:
+        """Add one line to the history."""
+        assert self._history is not None
+        self._history.write(to_json(record) + "\n")
+        self._history.flush()
+
+    def on_end(self, run: Run, result: SimulationResult) -> None:
+        """Close the history and keep the final model."""
+        from safetensors.torch import save
+
+        assert self._history is not None
+        self._history.close()
+        parameters = {name: value.detach().clone().contiguous() for name, value in result.params.items()}
+        write_atomically(self.folder / "model.safetensors", save(parameters))
+        status = {"status": result.status, "reason": result.reason, "rounds": len(result.history)}
+        write_atomically(self.folder / "status.json", json.dumps(status).encode() + b"\n")

@@ -1,0 +1,159 @@
+"""Running an experiment: every algorithm of an experiment file on the same data, model and steps."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedagrac import models
+from fedagrac.callbacks.base import Callback
+from fedagrac.callbacks.run_folder import RunFolder, environment, write_atomically
+from fedagrac.config import Experiment, section
+from fedagrac.errors import InputError
+from fedagrac.simulation import simulate
+from fedagrac.streams import Purpose, torch_seed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedagrac.algorithms import Algorithm
+    from fedagrac.callbacks.progress import Progress
+    from fedagrac.data.federation import Federation
+    from fedagrac.simulation import Run
+
+__all__ = ["Entry", "Prepared", "prepare", "run_experiment"]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One run of an experiment: an algorithm, what it is called, and what the table must say about it."""
+
+    label: str
+    algorithm: Algorithm
+    note: str
+    table: dict[str, Any]
+
+    @property
+    def folder(self) -> str:
+        """The name of its run folder."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.label).strip("-.") or "run"
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """An experiment whose parts exist and fit together."""
+
+    experiment: Experiment
+    federation: Federation
+    module: nn.Module
+    entries: tuple[Entry, ...]
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `simulate` that all entries share."""
+        e = self.experiment
+        return {
+            "rounds": e.rounds,
+            "steps": e.build_steps(),
+            "batch_size": None if e.data.batch_size == "full" else e.data.batch_size,
+            "sampling": e.data.sampling,
+            "participation": e.build_participation(),
+            "weight_decay": float(e.weight_decay),
+            "seed": e.seed,
+            "engine": e.engine,
+            "device": e.device,
+            "precision": e.precision,
+            "eval_every": e.eval_every,
+            "stop": e.build_stop(),
+        }
+
+
+def prepare(experiment: Experiment) -> Prepared:
+    """Load the data, build the model and the algorithms; what is wrong with any of them is said now.
+
+    >>> prepared = prepare(Experiment.default())
+    >>> prepared.federation.num_clients, len(prepared.entries)
+    (20, 9)
+    """
+    federation = experiment.data.build(experiment.seed)
+    with section("model"):
+        module = _build_model(experiment, federation)
+    module = module.to(getattr(torch, experiment.dtype))
+    steps = experiment.build_steps()
+    steps.check(federation.num_clients, experiment.rounds)
+    K = steps.counts(0, federation.num_clients, experiment.seed)
+    entries = []
+    resolved = experiment.resolved()
+    for index, settings in enumerate(experiment.algorithm):
+        lr, note = settings.lr if settings.lr is not None else experiment.lr, ""
+        assert lr is not None  # checked with the experiment
+        if settings.name == "fedlin" and settings.lr is None:
+            mean_steps = float(federation.weights @ K)
+            note = f"lr {lr:g} x Kbar {mean_steps:.1f}, because FedLin divides its steps by K_i"
+            lr = lr * mean_steps
+        algorithm = settings.build(float(lr))
+        label = settings.label or algorithm.name
+        table = {**resolved, "algorithm": [{**resolved["algorithm"][index], "lr": float(lr), "label": label}]}
+        entries.append(Entry(label, algorithm, note, table))
+    return Prepared(experiment, federation, module, tuple(entries))
+
+
+def _build_model(experiment: Experiment, federation: Federation) -> nn.Module:
+    sizes = experiment.model.sizes
+    if experiment.model.name == "logistic":
+        sizes.setdefault("features", federation.inputs[0].numel())
+        sizes.setdefault("classes", max(2, federation.num_classes or 2))
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(torch_seed(experiment.seed, Purpose.MODEL))
+        return models.build(experiment.model.name, **sizes)
+
+
+class _ExperimentFiles(Callback):
+    """Writes what the whole experiment shares, once the first run has passed its checks."""
+
+    def __init__(self, prepared: Prepared, out: Path) -> None:
+        self.prepared, self.out = prepared, out
+
+    def on_start(self, run: Run) -> None:
+        """Write experiment.toml and environment.json."""
+        import tomli_w
+
+        self.out.mkdir(parents=True, exist_ok=True)
+        entries = [entry.table["algorithm"][0] for entry in self.prepared.entries]
+        resolved = {**self.prepared.experiment.resolved(), "algorithm": entries}
+        write_atomically(self.out / "experiment.toml", tomli_w.dumps(resolved).encode())
+        facts = environment(run.workload.model.device)
+        write_atomically(self.out / "environment.json", json.dumps(facts, indent=2).encode() + b"\n")
+
+
+def run_experiment(prepared: Prepared, out: Path, progress: Progress | None = None) -> list[Path]:
+    """Run every algorithm into its own folder below `out`; return the folders.
+
+    Nothing is written before the first run has passed all checks. A run that diverges ends with that status; the
+    others go on.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError("--out", str(out), f"a new or empty folder: this one {_content(out)}")
+    folders: list[Path] = []
+    for entry in prepared.entries:
+        folder = out / entry.folder
+        callbacks: list[Callback] = [RunFolder(folder, entry.table)]
+        if not folders:
+            callbacks.insert(0, _ExperimentFiles(prepared, out))
+        if progress is not None:
+            progress.name = entry.label
+            callbacks.append(progress)
+        simulate(prepared.module, prepared.federation, entry.algorithm, callbacks=callbacks, **prepared.options())
+        folders.append(folder)
+    return folders
+
+
+def _content(out: Path) -> str:
+    if not out.is_dir():
+        return "is a file"
+    file = out / "experiment.toml"
+    return f"holds an experiment already ({file})" if file.exists() else "holds other files"

@@ -1,0 +1,70 @@
+"""Curves of several runs in one picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedagrac.report.runs import StoredRun
+
+__all__ = ["plot_curves", "save_curves"]
+
+STYLES = ["-", "--", "-.", ":"]
+
+
+def plot_curves(runs: Sequence[StoredRun], target: float | None = None, title: str = "") -> Figure:
+    """Draw accuracy (or, without labels, test loss) and training loss against rounds, one line per run."""
+    from matplotlib.figure import Figure
+
+    classifies = any(run.history.best("test_accuracy") is not None for run in runs)
+    tests = any(run.history.best("test_loss") is not None for run in runs)
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    if classifies:
+        _draw(left, runs, "test_accuracy", "test accuracy (%)", scale=100)
+        if target is not None:
+            left.axhline(100 * target, color="0.6", lw=0.8, zorder=0)
+            left.annotate(f"{target:.0%}", (0, 100 * target), fontsize=8, color="0.4", va="bottom")
+        finals = [100 * v for run in runs for v in run.history.column("test_accuracy") if v is not None]
+        left.set_ylim(max(0, sorted(finals)[len(finals) // 20] - 2), min(100, max(finals) + 1.5))
+    else:
+        _draw(left, runs, "test_loss" if tests else "train_loss", "loss", scale=1)
+        left.set_yscale("log")
+    _draw(
+        right, runs, "test_loss" if classifies else "train_loss", "test loss" if classifies else "training loss", 1
+    )
+    right.set_yscale("log")
+    figure.suptitle(title, fontsize=11)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
+    return figure
+
+
+def _draw(axes: Axes, runs: Sequence[StoredRun], field: str, label: str, scale: float) -> None:
+    for i, run in enumerate(runs):
+        points = [(r["round"], scale * r[field]) for r in run.history if r[field] is not None]
+        focus = run.label == "fedagrac"
+        axes.plot(
+            [p[0] for p in points],
+            [p[1] for p in points],
+            color="black" if focus else f"C{i % 10}",
+            linestyle="-" if focus else STYLES[i % len(STYLES)],
+            lw=2.4 if focus else 1.4,
+            zorder=5 if focus else 2,
+            label=run.label + (" (diverged)" if run.status == "diverged" else ""),
+        )
+    axes.set(xlabel="round", ylabel=label)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def save_curves(runs: Sequence[StoredRun], path: Path, target: float | None = None, title: str = "") -> Path:
+    """Write the picture as a PNG file."""
+    plot_curves(runs, target, title).savefig(path, dpi=150)
+    return path

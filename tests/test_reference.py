@@ -1,0 +1,122 @@
+"""Every algorithm's trajectory equals a plain NumPy statement of its paper's equations."""
+
+import numpy as np
+import numpy_reference as reference
+import pytest
+from quadratics import K, Trace, quadratics
+
+import fedagrac as fg
+
+ROUNDS, ETA = 7, 0.02
+
+
+def agree(algorithm, expected, **options):
+    trace = Trace()
+    quadratics().simulate(algorithm, rounds=ROUNDS, callbacks=[trace], **options)
+    assert len(trace.x) == len(expected) == ROUNDS
+    for ours, theirs in zip(trace.x, expected, strict=True):
+        assert np.linalg.norm(ours - theirs) <= 1e-10 * np.linalg.norm(theirs)
+
+
+def problem():
+    q = quadratics()
+    return q.gradient, q.omega, K, q.start(), ETA, ROUNDS
+
+
+def test_fedavg_follows_its_equations():
+    agree(fg.FedAvg(lr=ETA), reference.fedavg(*problem()))
+
+
+@pytest.mark.parametrize("mu", [0.01, 0.5, 3.0])
+def test_fedprox_follows_its_equations(mu):
+    agree(fg.FedProx(lr=ETA, mu=mu), reference.fedprox(*problem(), mu=mu))
+
+
+def test_fednova_follows_its_equations():
+    agree(fg.FedNova(lr=ETA), reference.fednova(*problem()))
+
+
+@pytest.mark.parametrize("gradient", ["full", "first"])  # the same with full batches
+def test_fedlin_follows_its_equations(gradient):
+    agree(fg.FedLin(lr=ETA, gradient=gradient), reference.fedlin(*problem()))
+
+
+@pytest.mark.parametrize("economical", [True, False])
+def test_scaffold_follows_its_equations(economical):
+    agree(fg.Scaffold(lr=ETA, economical=economical), reference.scaffold(*problem()))
+
+
+@pytest.mark.parametrize("transmit", ["hybrid", "average", "first", "reverse"])
+@pytest.mark.parametrize("start", ["full", "zeros"])
+@pytest.mark.parametrize("local_reference", ["mean", "transmitted"])
+@pytest.mark.parametrize("lam", [1.0, 0.3])
+def test_fedagrac_follows_algorithm_1(transmit, start, local_reference, lam):
+    ours = fg.FedaGrac(lr=ETA, calibration=lam, transmit=transmit, init=start, local_reference=local_reference)
+    theirs = reference.fedagrac(
+        *problem(), lam=lambda t: lam, transmit=transmit, start=start, reference=local_reference
+    )
+    agree(ours, theirs)
+
+
+@pytest.mark.parametrize("first_steps", [1, 4, 10])
+def test_fedagrac_averages_its_first_steps(first_steps):
+    ours = fg.FedaGrac(lr=ETA, transmit="first", first_steps=first_steps)
+    agree(ours, reference.fedagrac(*problem(), lam=lambda t: 1.0, transmit="first", n_first=first_steps))
+
+
+def test_fedagrac_follows_a_calibration_schedule():
+    ours = fg.FedaGrac(lr=ETA, calibration=fg.schedule.Piecewise({0: 0.1, 2: 0.5, 5: 1.0}))
+    agree(ours, reference.fedagrac(*problem(), lam=lambda t: 0.1 if t < 2 else 0.5 if t < 5 else 1.0))
+
+
+def test_tiny_steps_use_the_accumulated_mean_gradient():
+    """Below eta K = 0.01 the mean is accumulated; the trajectory is still the paper's."""
+    q = quadratics()
+    trace = Trace()
+    q.simulate(fg.FedaGrac(lr=1e-4), rounds=5, callbacks=[trace])
+    expected = reference.fedagrac(q.gradient, q.omega, K, q.start(), 1e-4, 5, lam=lambda t: 1.0)
+    assert np.linalg.norm(trace.x[-1] - expected[-1]) <= 1e-10 * np.linalg.norm(expected[-1])
+
+
+def test_step_counts_that_change_every_round():
+    q = quadratics()
+    table = [[2, 3, 5, 8, 13, 40], [40, 1, 1, 1, 1, 1], [7, 7, 7, 7, 7, 7]]
+    trace = Trace()
+    q.simulate(fg.FedaGrac(lr=ETA), rounds=3, steps=fg.Explicit(table), callbacks=[trace])
+    x = q.start()
+    nu_i = [q.gradient(i, x) for i in range(6)]
+    nu = sum(w * g for w, g in zip(q.omega, nu_i, strict=True))
+    for t, row in enumerate(table):
+        K_bar = float(q.omega @ row)
+        models, sent, means = [], [], []
+        for i, k in enumerate(row):
+            y, gradients = x.copy(), []
+            for _ in range(k):
+                gradients.append(q.gradient(i, y))
+                y = y - ETA * (gradients[-1] + nu - nu_i[i])
+            models.append(y)
+            means.append(np.mean(gradients, axis=0))
+            sent.append(gradients[0] if k > K_bar + 1e-9 else means[-1])
+        x, nu, nu_i = q.omega @ models, q.omega @ sent, means
+        assert np.linalg.norm(trace.x[t] - x) <= 1e-10 * np.linalg.norm(x)
+
+
+def test_weight_decay_adds_its_multiple_of_x_to_every_gradient():
+    q = quadratics()
+
+    def decayed(i, x):
+        return q.gradient(i, x) + 0.3 * x
+
+    for ours, theirs in (
+        (fg.FedAvg(lr=ETA), reference.fedavg(decayed, q.omega, K, q.start(), ETA, ROUNDS)),
+        (fg.FedLin(lr=ETA), reference.fedlin(decayed, q.omega, K, q.start(), ETA, ROUNDS)),
+        (fg.FedaGrac(lr=ETA), reference.fedagrac(decayed, q.omega, K, q.start(), ETA, ROUNDS, lam=lambda t: 1.0)),
+    ):
+        agree(ours, theirs, weight_decay=0.3)
+
+
+def test_user_given_weights_replace_sample_counts():
+    q = quadratics()
+    omega = np.array([0.3, 0.05, 0.05, 0.2, 0.3, 0.1])
+    expected = reference.fednova(q.gradient, omega, K, q.start(), ETA, ROUNDS)
+    agree(fg.FedNova(lr=ETA), expected, federation=q.federation(weights=omega))
