@@ -87,7 +87,9 @@ def scaffold(gradient, omega, K, x, eta, rounds):
     return path
 
 
-def fedagrac(gradient, omega, K, x, eta, rounds, lam, transmit="hybrid", reference="mean", start="full", n_first=1):
+def fedagrac(
+    gradient, omega, K, x, eta, rounds, lam, transmit="hybrid", reference="mean", start="full", n_first=1
+):
     """Algorithm 1 of the FedaGrac paper, line by line; lam(t) with t the rounds already done."""
     M = len(omega)
     nu_local = [gradient(i, x) if start == "full" else np.zeros_like(x) for i in range(M)]

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from quadratics import K, quadratics
 
 import fedagrac as fg
+from quadratics import K, quadratics
 
 ETA = 0.02
 ROUNDS = 500

@@ -1,11 +1,11 @@
 """Every algorithm's trajectory equals a plain NumPy statement of its paper's equations."""
 
 import numpy as np
-import numpy_reference as reference
 import pytest
-from quadratics import K, Trace, quadratics
 
 import fedagrac as fg
+import numpy_reference as reference
+from quadratics import K, Trace, quadratics
 
 ROUNDS, ETA = 7, 0.02
 

@@ -61,7 +61,8 @@ ENTRIES["synthetic"] = ENTRIES["fedprox"]  # the data set was introduced there
 def bibtex(keys: Iterable[str]) -> str:
     """Return the entries of the keys, each once, in order.
 
-    >>> print(bibtex(["fedlin"]).splitlines()[0])
-    @inproceedings{mitra2021fedlin,
+    Examples:
+        >>> print(bibtex(["fedlin"]).splitlines()[0])
+        @inproceedings{mitra2021fedlin,
     """
     return "\n\n".join(dict.fromkeys(ENTRIES[key] for key in keys))

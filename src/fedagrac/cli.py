@@ -73,13 +73,14 @@ def run(
     """
     from fedagrac.callbacks.progress import Progress
     from fedagrac.config import Experiment, apply_settings, default_table, read_toml
-    from fedagrac.experiment import prepare, run_experiment
+    from fedagrac.experiment import check_free, prepare, run_experiment
     from fedagrac.report import read_run, save_curves, summarise, summary_table
 
     console, notes = Console(), Console(stderr=True)
     table = default_table() if experiment is None else read_toml(experiment)
     checked = Experiment.of(apply_settings(table, settings or []))
     folder = out or _new_folder(checked.name)
+    check_free(folder)
     prepared = prepare(checked)
     target = checked.target if checked.target is not None else checked.stop.accuracy
     K = checked.build_steps().counts(0, prepared.federation.num_clients, checked.seed)

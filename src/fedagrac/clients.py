@@ -22,12 +22,13 @@ __all__ = ["ClientTable"]
 class ClientTable:
     """Named rows per client, stored in the order in which clients first took part.
 
-    >>> table = ClientTable(clients=1000)
-    >>> table.put(np.array([7, 3]), {"nu": torch.tensor([[7.0], [3.0]])})
-    >>> table.rows(np.array([3]))["nu"]
-    tensor([[3.]])
-    >>> table.unseen(np.array([3, 4])).tolist()
-    [4]
+    Examples:
+        >>> table = ClientTable(clients=1000)
+        >>> table.put(np.array([7, 3]), {"nu": torch.tensor([[7.0], [3.0]])})
+        >>> table.rows(np.array([3]))["nu"]
+        tensor([[3.]])
+        >>> table.unseen(np.array([3, 4])).tolist()
+        [4]
     """
 
     def __init__(self, clients: int) -> None:

@@ -39,10 +39,11 @@ def fast_clients(
     Kbar = sum_j n_j K_j / sum_j n_j, so the test is K_i * sum_j n_j > sum_j n_j K_j with integer n_j (or exact
     fractions). In floating point, equal K can give a Kbar slightly below K and then *every* client is "fast".
 
-    >>> fast_clients([3, 3, 3], [1, 1, 1]).tolist()
-    [False, False, False]
-    >>> fast_clients([1, 2, 9], [1, 1, 1]).tolist()
-    [False, False, True]
+    Examples:
+        >>> fast_clients([3, 3, 3], [1, 1, 1]).tolist()
+        [False, False, False]
+        >>> fast_clients([1, 2, 9], [1, 1, 1]).tolist()
+        [False, False, True]
     """
     K = [int(k) for k in steps]
     total = sum(masses)
@@ -97,6 +98,10 @@ class Cohort:
     def gradients(self, x: Tensor, batch: Literal["full", "first"] = "full") -> Tensor:
         """Return every member's local gradient at x, [m, d]."""
         return self.service(x, self.clients, self.round, batch)
+
+    def starting_gradients(self, x: Tensor) -> Tensor:
+        """Return the gradients at x that `Population.gradient` summed before the first round, dropout included."""
+        return self.service(x, self.clients, 0)
 
 
 @dataclass(frozen=True, eq=False)

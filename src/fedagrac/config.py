@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import re
 import tomllib
 from collections.abc import Iterator
 from importlib import resources
@@ -103,6 +104,11 @@ class AlgorithmSettings(_Table):
         """The algorithm's own settings."""
         return dict(self.__pydantic_extra__ or {})
 
+    @property
+    def folder(self) -> str:
+        """The name of its run folder."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.label or self.name).strip("-.") or "run"
+
     def build(self, lr: float) -> Algorithm:
         """Make the algorithm with this step size."""
         options = self.options
@@ -122,8 +128,9 @@ class StopSettings(_Table):
 class Experiment(_Table):
     """A whole experiment file.
 
-    >>> Experiment.default().name
-    'digits'
+    Examples:
+        >>> Experiment.default().name
+        'digits'
     """
 
     name: StrictStr = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
@@ -177,12 +184,11 @@ class Experiment(_Table):
                 lr = entry.lr if entry.lr is not None else self.lr
                 if lr is None:
                     raise InputError("lr", None, "a number above 0, here or for all algorithms at the top level")
-                label = entry.label or entry.build(float(lr)).name
-                if label in seen:
-                    raise InputError(
-                        "label", label, 'another label: two algorithms share this one (set label = "...")'
-                    )
-                seen.add(label)
+                entry.build(float(lr))
+                if entry.folder in seen:
+                    accepted = 'another label: an earlier algorithm has this folder (set label = "...")'
+                    raise InputError("label", entry.label or entry.name, accepted)
+                seen.add(entry.folder)
 
     def build_steps(self) -> StepSchedule:
         """Make the step schedule."""
@@ -238,8 +244,9 @@ def apply_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]
     those with that name (`algorithm.fedavg.lr=0.1`), and neither sets all (`algorithm.lr=0.1`). Values are TOML; a
     value that is not is taken as a string.
 
-    >>> apply_settings({"rounds": 5, "data": {"clients": 2}}, ["rounds=7", "data.name=digits"])
-    {'rounds': 7, 'data': {'clients': 2, 'name': 'digits'}}
+    Examples:
+        >>> apply_settings({"rounds": 5, "data": {"clients": 2}}, ["rounds=7", "data.name=digits"])
+        {'rounds': 7, 'data': {'clients': 2, 'name': 'digits'}}
     """
     result: dict[str, Any] = copy.deepcopy(table)
     for setting in settings:

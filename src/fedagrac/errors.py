@@ -24,10 +24,11 @@ class FedagracError(Exception):
 class InputError(FedagracError, ValueError):
     """A value that cannot be used: which field, what it was, what would be accepted.
 
-    >>> raise InputError("lr", -1.0, "a number above 0")
-    Traceback (most recent call last):
-    ...
-    fedagrac.errors.InputError: lr = -1.0: expected a number above 0
+    Examples:
+        >>> raise InputError("lr", -1.0, "a number above 0")
+        Traceback (most recent call last):
+        ...
+        fedagrac.errors.InputError: lr = -1.0: expected a number above 0
     """
 
     def __init__(self, field: str, value: Any, accepted: str) -> None:

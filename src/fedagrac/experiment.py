@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from fedagrac.data.federation import Federation
     from fedagrac.simulation import Run
 
-__all__ = ["Entry", "Prepared", "prepare", "run_experiment"]
+__all__ = ["Entry", "Prepared", "check_free", "prepare", "run_experiment"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +33,10 @@ class Entry:
     """One run of an experiment: an algorithm, what it is called, and what the table must say about it."""
 
     label: str
+    folder: str
     algorithm: Algorithm
     note: str
     table: dict[str, Any]
-
-    @property
-    def folder(self) -> str:
-        """The name of its run folder."""
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.label).strip("-.") or "run"
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +70,10 @@ class Prepared:
 def prepare(experiment: Experiment) -> Prepared:
     """Load the data, build the model and the algorithms; what is wrong with any of them is said now.
 
-    >>> prepared = prepare(Experiment.default())
-    >>> prepared.federation.num_clients, len(prepared.entries)
-    (20, 9)
+    Examples:
+        >>> prepared = prepare(Experiment.default())
+        >>> prepared.federation.num_clients, len(prepared.entries)
+        (20, 9)
     """
     federation = experiment.data.build(experiment.seed)
     with section("model"):
@@ -98,7 +94,7 @@ def prepare(experiment: Experiment) -> Prepared:
         algorithm = settings.build(float(lr))
         label = settings.label or algorithm.name
         table = {**resolved, "algorithm": [{**resolved["algorithm"][index], "lr": float(lr), "label": label}]}
-        entries.append(Entry(label, algorithm, note, table))
+        entries.append(Entry(label, settings.folder, algorithm, note, table))
     return Prepared(experiment, federation, module, tuple(entries))
 
 
@@ -136,8 +132,7 @@ def run_experiment(prepared: Prepared, out: Path, progress: Progress | None = No
     Nothing is written before the first run has passed all checks. A run that diverges ends with that status; the
     others go on.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError("--out", str(out), f"a new or empty folder: this one {_content(out)}")
+    check_free(out)
     folders: list[Path] = []
     for entry in prepared.entries:
         folder = out / entry.folder
@@ -152,8 +147,13 @@ def run_experiment(prepared: Prepared, out: Path, progress: Progress | None = No
     return folders
 
 
-def _content(out: Path) -> str:
+def check_free(out: Path) -> None:
+    """Check that nothing would be overwritten or mixed with another experiment."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    holds = "holds other files"
     if not out.is_dir():
-        return "is a file"
-    file = out / "experiment.toml"
-    return f"holds an experiment already ({file})" if file.exists() else "holds other files"
+        holds = "is a file"
+    elif (out / "experiment.toml").exists():
+        holds = "already holds an experiment"
+    raise InputError("--out", str(out), f"a new or empty folder: this one {holds}")

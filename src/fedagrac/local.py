@@ -118,10 +118,11 @@ def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:
 
     except where `Plan.accumulate` says that this would be inaccurate.
 
-    >>> plan = Plan.of(steps=[2], lr=0.5, mean=True)     # two steps of 0.5 from x~ = 3 with gradients 1 and 3
-    >>> reply = Result(models=torch.tensor([[1.0]]), loss=torch.zeros(1))
-    >>> mean_gradient(plan, torch.tensor([3.0]), reply)
-    tensor([[2.]])
+    Examples:
+        >>> plan = Plan.of(steps=[2], lr=0.5, mean=True)     # two steps of 0.5 from x~ = 3 with gradients 1 and 3
+        >>> reply = Result(models=torch.tensor([[1.0]]), loss=torch.zeros(1))
+        >>> mean_gradient(plan, torch.tensor([3.0]), reply)
+        tensor([[2.]])
     """
     like = result.models
     if result.total is not None:

@@ -33,8 +33,9 @@ Status = Literal["finished", "stopped", "diverged"]
 class History(list[Record]):
     """The rounds of a run, in order.
 
-    >>> History([{"round": 1, "test_accuracy": 0.5}]).column("test_accuracy")
-    [0.5]
+    Examples:
+        >>> History([{"round": 1, "test_accuracy": 0.5}]).column("test_accuracy")
+        [0.5]
     """
 
     def column(self, name: str) -> list[Any]:

@@ -16,9 +16,10 @@ class Piecewise:
 
     The paper's "Increase" schedule, 0.1 for rounds 1-50, 0.5 for rounds 51-150, then 1:
 
-    >>> increase = Piecewise({0: 0.1, 50: 0.5, 150: 1.0})
-    >>> [increase(done) for done in (0, 49, 50, 149, 150, 1000)]
-    [0.1, 0.1, 0.5, 0.5, 1.0, 1.0]
+    Examples:
+        >>> increase = Piecewise({0: 0.1, 50: 0.5, 150: 1.0})
+        >>> [increase(done) for done in (0, 49, 50, 149, 150, 1000)]
+        [0.1, 0.1, 0.5, 0.5, 1.0, 1.0]
     """
 
     values: Mapping[int, float]

@@ -44,8 +44,9 @@ class Stop:
         sim_time: simulated seconds.
         bytes: bytes moved, up and down together, since the start.
 
-    >>> Stop(accuracy=0.8).reached({"test_accuracy": 0.81, "sim_time": 1.0, "bytes_total": 10})
-    'test accuracy 0.8100 reached the target 0.8'
+    Examples:
+        >>> Stop(accuracy=0.8).reached({"test_accuracy": 0.81, "sim_time": 1.0, "bytes_total": 10})
+        'test accuracy 0.8100 reached the target 0.8'
     """
 
     accuracy: float | None = None
@@ -94,11 +95,11 @@ class Run:
     seed: int
     state: State
     table: ClientTable
+    started: float
     history: History = field(default_factory=History)
     sim_time: float = 0.0
     bytes_total: int = 0
     stopped: str | None = None
-    started: float = field(default_factory=time.perf_counter)
 
     def stop(self, reason: str) -> None:
         """End the run after this round."""
@@ -223,18 +224,19 @@ def simulate(
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         dtype: torch.float32 or torch.float64; None for the model's.
         precision: "tf32" allows reduced-precision matrix products on GPUs.
-        eval_every: evaluate every so many rounds, and after the last.
+        eval_every: evaluate every so many rounds, and after the last (unless a callback ended the run).
         metrics: more measures of the test data: {name: (output, target) -> scalar}.
         stop: end early.
         clock: simulated time; by default 1 ms per step, and the wire costs nothing.
         callbacks: objects with on_start(run), on_round(run, record) and on_end(run, result).
 
-    >>> import fedagrac as fg
-    >>> fed = fg.Federation.load("digits", clients=4, partition=fg.Dirichlet(0.3))
-    >>> result = fg.simulate(fg.models.build("logistic", features=64, classes=10), fed,
-    ...                      fg.FedaGrac(lr=0.1), rounds=3, steps=fg.Linear(5, 10))
-    >>> len(result.history), result.status
-    (3, 'finished')
+    Examples:
+        >>> import fedagrac as fg
+        >>> fed = fg.Federation.load("digits", clients=4, partition=fg.Dirichlet(0.3))
+        >>> result = fg.simulate(fg.models.build("logistic", features=64, classes=10), fed,
+        ...                      fg.FedaGrac(lr=0.1), rounds=3, steps=fg.Linear(5, 10))
+        >>> len(result.history), result.status
+        (3, 'finished')
     """
     count("rounds", rounds)
     count("eval_every", eval_every)
@@ -267,6 +269,7 @@ def simulate(
     runner = ENGINES["serial" if engine == "auto" else engine](workload)
 
     with _precision(precision, chosen):
+        started = time.perf_counter()
         x = vector_model.initial()
         run = Run(
             algorithm=algorithm,
@@ -280,6 +283,7 @@ def simulate(
             seed=seed,
             state=algorithm.start(x, Population(federation.weights, runner.gradients)),
             table=ClientTable(federation.num_clients),
+            started=started,
         )
         if algorithm.starts_with_gradients:  # every client once: x_1 down, its gradient up, one local epoch
             M = federation.num_clients
@@ -298,12 +302,16 @@ def _loop(
 ) -> tuple[Status, str]:
     for callback in callbacks:
         callback.on_start(run)
+    nothing = dict.fromkeys(["test_accuracy", "test_loss", *metrics])
     for number in range(1, run.rounds + 1):
         cohort, train_loss = run.step()
         diverged = not (math.isfinite(train_loss) and bool(torch.isfinite(run.state["x"]).all()))
         due = (number % eval_every == 0 or number == run.rounds) and not diverged
-        empty = dict.fromkeys(["test_accuracy", "test_loss", *metrics])
-        record = run.record(cohort, train_loss, evaluate(run.workload, run.state["x"], metrics) if due else empty)
+        measured = evaluate(run.workload, run.state["x"], metrics) if due else nothing
+        record = run.record(cohort, train_loss, measured)
+        reached = stop.reached(record)
+        if reached is not None and not due and not diverged:  # the last round is always evaluated
+            record.update(evaluate(run.workload, run.state["x"], metrics))
         for callback in callbacks:
             callback.on_round(run, record)
         if diverged:
@@ -311,7 +319,7 @@ def _loop(
                 f"round {number}: the loss or the model is no longer finite; try a smaller lr than "
                 f"{run.algorithm.lr:g}"
             )
-        reason = run.stopped or stop.reached(record)
+        reason = run.stopped or reached
         if reason is not None:
             return "stopped", f"round {number}: {reason}"
     return "finished", f"all {run.rounds} rounds done"

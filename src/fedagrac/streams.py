@@ -30,10 +30,11 @@ class Purpose(IntEnum):
 def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
     """Return the generator keyed by (seed, purpose, round, client).
 
-    >>> a = stream(0, Purpose.BATCHES, round=3, client=7).integers(0, 100, 5)
-    >>> b = stream(0, Purpose.BATCHES, round=3, client=7).integers(0, 100, 5)
-    >>> bool((a == b).all())
-    True
+    Examples:
+        >>> a = stream(0, Purpose.BATCHES, round=3, client=7).integers(0, 100, 5)
+        >>> b = stream(0, Purpose.BATCHES, round=3, client=7).integers(0, 100, 5)
+        >>> bool((a == b).all())
+        True
     """
     key = np.array([seed, purpose], dtype=np.uint64)
     # the low two words of the counter count blocks inside the stream; the high two say which stream it is

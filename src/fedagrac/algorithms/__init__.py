@@ -47,8 +47,9 @@ REGISTRY: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
 def options_of(name: str) -> dict[str, Any]:
     """Return the settings an algorithm takes besides lr, with their defaults.
 
-    >>> options_of("fedprox")
-    {'mu': 0.1}
+    Examples:
+        >>> options_of("fedprox")
+        {'mu': 0.1}
     """
     cls, fixed = REGISTRY[one_of("name", name, REGISTRY)]
     return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in {"lr", *fixed}}
@@ -57,8 +58,9 @@ def options_of(name: str) -> dict[str, Any]:
 def algorithm(name: str, **options: Any) -> Algorithm:
     """Make an algorithm by its registered name.
 
-    >>> algorithm("fedagrac-first", lr=0.01).transmit
-    'first'
+    Examples:
+        >>> algorithm("fedagrac-first", lr=0.01).transmit
+        'first'
     """
     cls, fixed = REGISTRY[one_of("name", name, REGISTRY)]
     accepted = ["lr", *options_of(name)]

@@ -155,7 +155,7 @@ def start_orientation(x: Tensor, population: Population, init: str) -> State:
 def starting_rows(state: State, cohort: Cohort) -> Tensor:
     """Return nu_i of clients that take part for the first time: their gradient at x_1, or zeros, [m, d]."""
     if "x1" in state:
-        return cohort.gradients(state["x1"])
+        return cohort.starting_gradients(state["x1"])
     return torch.zeros((len(cohort), len(state["x"])), dtype=state["x"].dtype, device=state["x"].device)
 
 

@@ -64,8 +64,9 @@ class FedaGrac(Algorithm):
         economical: only clients that transmit a first gradient upload a second vector; the server
             reconstructs every mean gradient from the model (Section IV.B). Otherwise all upload two.
 
-    >>> FedaGrac(lr=0.01, transmit="reverse").name
-    'fedagrac-reverse'
+    Examples:
+        >>> FedaGrac(lr=0.01, transmit="reverse").name
+        'fedagrac-reverse'
     """
 
     calibration: float | Callable[[int], float] = 1.0
@@ -112,7 +113,7 @@ class FedaGrac(Algorithm):
         ]
 
     def start(self, x: Tensor, population: Population) -> State:
-        """Nu = sum_i omega_i nu_i at x_1."""
+        """nu = sum_i omega_i nu_i at x_1."""
         return start_orientation(x, population, self.init)
 
     def enter(self, state: State, cohort: Cohort) -> Rows:
@@ -131,7 +132,7 @@ class FedaGrac(Algorithm):
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
-        """X = sum_i omega_i x_i, nu_i = mean gradient (line 11), nu = sum_i omega_i v_i (line 14)."""
+        """x = sum_i omega_i x_i, nu_i = mean gradient (line 11), nu = sum_i omega_i v_i (line 14)."""
         mean = mean_gradient(plan, state["x"], result)
         v = mean
         if result.first is not None:

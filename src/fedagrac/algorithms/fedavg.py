@@ -23,15 +23,16 @@ __all__ = ["FedAvg"]
 class FedAvg(Stateless):
     """x = sum_i omega_i x_i, each x_i after K_i plain SGD steps.
 
-    >>> FedAvg(lr=0.01).name
-    'fedavg'
+    Examples:
+        >>> FedAvg(lr=0.01).name
+        'fedavg'
     """
 
     cites: ClassVar[tuple[str, ...]] = ("fedavg",)
 
     @property
     def name(self) -> str:
-        """Fedavg."""
+        """The registered name."""
         return "fedavg"
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
@@ -41,7 +42,7 @@ class FedAvg(Stateless):
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
-        """X = sum_i omega_i x_i."""
+        """x = sum_i omega_i x_i."""
         return {"x": average(cohort, result)}, {}
 
     def cost(self, cohort: Cohort) -> Cost:

@@ -28,8 +28,9 @@ class FedLin(Stateless):
         gradient: g_i over the client's whole data ("full", the paper's) or over the round's first batch
             ("first": no extra epoch, but noisy).
 
-    >>> FedLin(lr=0.1).gradient
-    'full'
+    Examples:
+        >>> FedLin(lr=0.1).gradient
+        'full'
     """
 
     gradient: Literal["full", "first"] = "full"
@@ -38,7 +39,7 @@ class FedLin(Stateless):
 
     @property
     def name(self) -> str:
-        """Fedlin."""
+        """The registered name."""
         return "fedlin"
 
     def check(self) -> None:
@@ -54,7 +55,7 @@ class FedLin(Stateless):
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
-        """X = sum_i omega_i x_i."""
+        """x = sum_i omega_i x_i."""
         return {"x": average(cohort, result)}, {}
 
     def cost(self, cohort: Cohort) -> Cost:

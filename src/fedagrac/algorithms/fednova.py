@@ -25,15 +25,16 @@ class FedNova(Stateless):
     The coefficients Kbar omega_i / K_i do not sum to 1 and must not be normalised: with K = 1 and 9 and equal
     weights the step is 5 times the mean normalised update.
 
-    >>> FedNova(lr=0.01).name
-    'fednova'
+    Examples:
+        >>> FedNova(lr=0.01).name
+        'fednova'
     """
 
     cites: ClassVar[tuple[str, ...]] = ("fednova",)
 
     @property
     def name(self) -> str:
-        """Fednova."""
+        """The registered name."""
         return "fednova"
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
@@ -43,7 +44,7 @@ class FedNova(Stateless):
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
-        """X = x~ - Kbar sum_i omega_i D_i / K_i."""
+        """x = x~ - Kbar sum_i omega_i D_i / K_i."""
         D = state["x"] - result.models
         return {"x": state["x"] - cohort.mean_steps * cohort.sum(cohort.weights / plan.steps, D)}, {}
 

@@ -26,8 +26,9 @@ class FedProx(Stateless):
     Attributes:
         mu: the proximal coefficient; 0 is FedAvg.
 
-    >>> FedProx(lr=0.01, mu=0.1)
-    FedProx(lr=0.01, mu=0.1)
+    Examples:
+        >>> FedProx(lr=0.01, mu=0.1)
+        FedProx(lr=0.01, mu=0.1)
     """
 
     mu: float = 0.1
@@ -36,7 +37,7 @@ class FedProx(Stateless):
 
     @property
     def name(self) -> str:
-        """Fedprox."""
+        """The registered name."""
         return "fedprox"
 
     def check(self) -> None:
@@ -50,7 +51,7 @@ class FedProx(Stateless):
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
-        """X = sum_i omega_i x_i."""
+        """x = sum_i omega_i x_i."""
         return {"x": average(cohort, result)}, {}
 
     def cost(self, cohort: Cohort) -> Cost:

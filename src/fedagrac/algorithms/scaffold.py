@@ -40,8 +40,9 @@ class Scaffold(Algorithm):
         economical: the server reconstructs nu_i from the model instead of receiving it (one vector up instead
             of two). Off by default: SCAFFOLD as published sends both.
 
-    >>> Scaffold(lr=0.01).init
-    'zeros'
+    Examples:
+        >>> Scaffold(lr=0.01).init
+        'zeros'
     """
 
     init: Literal["zeros", "full"] = "zeros"
@@ -51,7 +52,7 @@ class Scaffold(Algorithm):
 
     @property
     def name(self) -> str:
-        """Scaffold."""
+        """The registered name."""
         return "scaffold"
 
     @property
@@ -65,7 +66,7 @@ class Scaffold(Algorithm):
         flag("economical", self.economical)
 
     def start(self, x: Tensor, population: Population) -> State:
-        """Nu = sum_i omega_i nu_i at x_1."""
+        """nu = sum_i omega_i nu_i at x_1."""
         return start_orientation(x, population, self.init)
 
     def enter(self, state: State, cohort: Cohort) -> Rows:
@@ -80,7 +81,7 @@ class Scaffold(Algorithm):
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
-        """X = sum_i omega_i x_i, nu_i = mean gradient, nu = sum_i omega_i nu_i."""
+        """x = sum_i omega_i x_i, nu_i = mean gradient, nu = sum_i omega_i nu_i."""
         mean = mean_gradient(plan, state["x"], result)
         nu = reference_orientation(state["nu"], rows["nu"], mean, cohort)
         return {**state, "x": average(cohort, result), "nu": nu}, {"nu": mean}

@@ -14,9 +14,10 @@ __all__ = ["Callback"]
 class Callback:
     """Called at the start, after every round and at the end of a run; override what you need.
 
-    >>> class Print(Callback):
-    ...     def on_round(self, run, record):
-    ...         print(record["round"], record["test_accuracy"])
+    Examples:
+        >>> class Print(Callback):
+        ...     def on_round(self, run, record):
+        ...         print(record["round"], record["test_accuracy"])
     """
 
     def on_start(self, run: Run) -> None:

@@ -17,8 +17,9 @@ __all__ = ["EarlyStop"]
 class EarlyStop(Callback):
     """Stop when the test loss has not improved for `patience` evaluations.
 
-    >>> EarlyStop(patience=10).patience
-    10
+    Examples:
+        >>> EarlyStop(patience=10).patience
+        10
     """
 
     def __init__(self, patience: int) -> None:

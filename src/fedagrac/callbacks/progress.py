@@ -19,8 +19,9 @@ __all__ = ["Progress"]
 class Progress(Callback):
     """One bar over `runs` runs of `rounds` rounds each; use it as a context manager.
 
-    >>> with Progress(runs=2, rounds=10, console=None) as bar:
-    ...     bar.name = "fedavg"
+    Examples:
+        >>> with Progress(runs=2, rounds=10, console=None) as bar:
+        ...     bar.name = "fedavg"
     """
 
     def __init__(self, runs: int, rounds: int, console: Console | None = None) -> None:

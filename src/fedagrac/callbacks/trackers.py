@@ -24,8 +24,9 @@ def _scalars(record: Record) -> dict[str, float]:
 class TensorBoard(Callback):
     """Write every field of every round as a TensorBoard scalar (pip install 'fedagrac[tensorboard]').
 
-    >>> TensorBoard("runs/board").folder
-    'runs/board'
+    Examples:
+        >>> TensorBoard("runs/board").folder
+        'runs/board'
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -53,8 +54,9 @@ class TensorBoard(Callback):
 class MLflow(Callback):
     """Log the algorithm's settings and every round to MLflow (pip install 'fedagrac[mlflow]').
 
-    >>> MLflow(experiment="digits").experiment
-    'digits'
+    Examples:
+        >>> MLflow(experiment="digits").experiment
+        'digits'
     """
 
     def __init__(self, experiment: str = "fedagrac") -> None:

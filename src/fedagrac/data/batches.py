@@ -23,8 +23,9 @@ Sampling = Literal["replacement", "shuffle"]
 def epoch_steps(sizes: npt.NDArray[np.int64], batch_size: int | None) -> npt.NDArray[np.int64]:
     """Return the steps of one local epoch, ceil(n_i / batch size); 1 with full batches.
 
-    >>> epoch_steps(np.array([10, 20, 21]), 10).tolist()
-    [1, 2, 3]
+    Examples:
+        >>> epoch_steps(np.array([10, 20, 21]), 10).tolist()
+        [1, 2, 3]
     """
     return np.ones_like(sizes) if batch_size is None else -(-sizes // batch_size)
 
@@ -38,8 +39,9 @@ def batch_positions(
     drops an epoch's short tail; a client with fewer samples than a batch uses all of them in every step.
     Without a batch size every step uses all samples.
 
-    >>> batch_positions(5, 2, None, "replacement", seed=0, round=0, client=0).tolist()
-    [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    Examples:
+        >>> batch_positions(5, 2, None, "replacement", seed=0, round=0, client=0).tolist()
+        [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     """
     if batch_size is None or (sampling == "shuffle" and samples <= batch_size):
         return np.broadcast_to(np.arange(samples), (steps, samples))

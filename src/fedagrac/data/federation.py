@@ -39,9 +39,10 @@ class Federation:
         weights: omega_i, [M], summing to 1.
         masses: the weights before normalisation, exact: sample counts, or the user's weights as fractions.
 
-    >>> fed = Federation.from_arrays([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])])
-    >>> fed.num_clients, fed.sizes.tolist()
-    (2, [2, 1])
+    Examples:
+        >>> fed = Federation.from_arrays([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])])
+        >>> fed.num_clients, fed.sizes.tolist()
+        (2, [2, 1])
     """
 
     def __init__(
@@ -143,8 +144,9 @@ class Federation:
             seed: of the partition, and of synthetic's samples.
             options: synthetic takes alpha and beta.
 
-        >>> Federation.load("digits", clients=5, seed=0)
-        Federation('digits', 5 clients, 1437 samples of shape (64,), 287 to 288 each)
+        Examples:
+            >>> Federation.load("digits", clients=5, seed=0)
+            Federation('digits', 5 clients, 1437 samples of shape (64,), 287 to 288 each)
         """
         one_of("name", name, DATASETS)
         count("clients", clients)

@@ -43,8 +43,9 @@ def _check(labels: Labels, clients: int) -> None:
 class IID(Partition):
     """A random split into equal shares (sizes differ by one at most); every sample exactly once.
 
-    >>> [len(share) for share in IID().split(np.zeros(10, np.int64), clients=3, seed=0)]
-    [4, 3, 3]
+    Examples:
+        >>> [len(share) for share in IID().split(np.zeros(10, np.int64), clients=3, seed=0)]
+        [4, 3, 3]
     """
 
     def split(self, labels: Labels, clients: int, seed: int) -> Shares:
@@ -63,9 +64,10 @@ class Dirichlet(Partition):
     where 1000 draws do not do, the clients that are short receive samples from the largest ones, so that every
     client is non-empty for any alpha.
 
-    >>> shares = Dirichlet(0.3).split(np.repeat(np.arange(10), 100), clients=20, seed=0)
-    >>> len(shares), sum(map(len, shares)), min(map(len, shares)) > 0
-    (20, 1000, True)
+    Examples:
+        >>> shares = Dirichlet(0.3).split(np.repeat(np.arange(10), 100), clients=20, seed=0)
+        >>> len(shares), sum(map(len, shares)), min(map(len, shares)) > 0
+        (20, 1000, True)
     """
 
     alpha: float
@@ -113,10 +115,11 @@ class Shards(Partition):
     size is the largest for which enough shards exist, and the samples left over are used by nobody (none are
     left over when class sizes are equal and divide evenly).
 
-    >>> labels = np.repeat(np.arange(10), 100)
-    >>> shares = Shards(5).split(labels, clients=20, seed=0)
-    >>> {len(share) for share in shares}, {len(set(labels[share])) for share in shares}
-    ({50}, {5})
+    Examples:
+        >>> labels = np.repeat(np.arange(10), 100)
+        >>> shares = Shards(5).split(labels, clients=20, seed=0)
+        >>> {len(share) for share in shares}, {len(set(labels[share])) for share in shares}
+        ({50}, {5})
     """
 
     classes: int

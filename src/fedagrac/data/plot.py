@@ -23,7 +23,7 @@ def plot_labels(federation: Federation) -> Figure:
     classes = federation.num_classes
     if classes is None:
         raise InputError("plot", federation.name, "a federation whose targets are class labels")
-    labels = federation.targets.numpy()
+    labels = federation.targets.cpu().numpy()
     counts = np.stack(
         [np.bincount(labels[federation.samples_of(i)], minlength=classes) for i in range(federation.num_clients)]
     )

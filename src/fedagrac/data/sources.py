@@ -50,9 +50,11 @@ def synthetic(clients: int, alpha: float = 1.0, beta: float = 1.0, seed: int = 0
 
     Client k labels x by argmax(softmax(W_k x + b_k)) with W_k, b_k ~ Normal(u_k, 1), u_k ~ Normal(0, alpha),
     and draws x ~ Normal(v_k, Sigma), Sigma diagonal with j^-1.2, v_k ~ Normal(B_k, 1), B_k ~ Normal(0, beta);
-    60 features, 10 classes, lognormal(4, 2) + 50 samples. alpha moves the clients' models apart, beta their
-    inputs (both are standard deviations, as in the authors' code). A tenth of every client's samples is the
-    test set.
+    60 features, 10 classes, lognormal(4, 2) + 50 samples. beta moves the clients' inputs apart (alpha and
+    beta are standard deviations, as in the authors' code). A tenth of every client's samples is the test set.
+
+    One u_k shifts every weight of a client, hence all its logits alike, and argmax ignores a common shift: alpha
+    changes no label. The recipe is kept as published; clients differ because each draws its own W_k.
     """
     count("clients", clients)
     non_negative("alpha", alpha)

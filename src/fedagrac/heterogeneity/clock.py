@@ -20,9 +20,10 @@ class Clock:
 
     A round lasts until its slowest member is done, so by default the client with the most steps decides.
 
-    >>> import numpy as np
-    >>> Clock(step_time=0.5).round_time(np.array([2, 7, 4]))
-    3.5
+    Examples:
+        >>> import numpy as np
+        >>> Clock(step_time=0.5).round_time(np.array([2, 7, 4]))
+        3.5
     """
 
     step_time: float = 0.001

@@ -26,8 +26,9 @@ class Participation:
         by: "uniform" draws without replacement; "weight" draws with replacement with probability omega_i, and
             then a client drawn twice runs once and counts twice.
 
-    >>> Participation(2).draw(round=0, weights=np.full(5, 0.2), seed=0)[1].tolist()
-    [1, 1]
+    Examples:
+        >>> Participation(2).draw(round=0, weights=np.full(5, 0.2), seed=0)[1].tolist()
+        [1, 1]
     """
 
     size: int | float

@@ -45,8 +45,9 @@ def _generator(mode: Mode, round: int, seed: int) -> np.random.Generator:
 class Constant(StepSchedule):
     """Every client runs `steps` steps in every round: no step asynchronism.
 
-    >>> Constant(5).counts(round=0, clients=3, seed=0).tolist()
-    [5, 5, 5]
+    Examples:
+        >>> Constant(5).counts(round=0, clients=3, seed=0).tolist()
+        [5, 5, 5]
     """
 
     steps: int
@@ -66,9 +67,10 @@ class Gaussian(StepSchedule):
     Attributes:
         mode: "fixed" draws once per client, "random" anew in every round.
 
-    >>> K = Gaussian(mean=500, variance=10_000).counts(round=0, clients=1000, seed=0)
-    >>> bool(abs(K.mean() - 500) < 10), bool(abs(K.std() - 100) < 10)
-    (True, True)
+    Examples:
+        >>> K = Gaussian(mean=500, variance=10_000).counts(round=0, clients=1000, seed=0)
+        >>> bool(abs(K.mean() - 500) < 10), bool(abs(K.std() - 100) < 10)
+        (True, True)
     """
 
     mean: float
@@ -90,8 +92,9 @@ class Gaussian(StepSchedule):
 class Uniform(StepSchedule):
     """K_i uniform over the integers lo..hi, both included.
 
-    >>> sorted(set(Uniform(2, 4).counts(round=0, clients=100, seed=0).tolist()))
-    [2, 3, 4]
+    Examples:
+        >>> sorted(set(Uniform(2, 4).counts(round=0, clients=100, seed=0).tolist()))
+        [2, 3, 4]
     """
 
     lo: int
@@ -114,8 +117,9 @@ class Uniform(StepSchedule):
 class Linear(StepSchedule):
     """K_i = first + increment * i for i = 0..M-1.
 
-    >>> Linear(first=100, increment=150).counts(round=0, clients=4, seed=0).tolist()
-    [100, 250, 400, 550]
+    Examples:
+        >>> Linear(first=100, increment=150).counts(round=0, clients=4, seed=0).tolist()
+        [100, 250, 400, 550]
     """
 
     first: int
@@ -134,8 +138,9 @@ class Linear(StepSchedule):
 class Extreme(StepSchedule):
     """K_i = slow for all clients but the last, which runs `fast` steps (the paper's extreme case).
 
-    >>> Extreme(slow=1, fast=1000).counts(round=0, clients=4, seed=0).tolist()
-    [1, 1, 1, 1000]
+    Examples:
+        >>> Extreme(slow=1, fast=1000).counts(round=0, clients=4, seed=0).tolist()
+        [1, 1, 1, 1000]
     """
 
     slow: int
@@ -154,10 +159,11 @@ class Extreme(StepSchedule):
 
 @dataclass(frozen=True)
 class Explicit(StepSchedule):
-    """K[t][i] written out: one row that repeats, or one row per round.
+    """`K[t][i]` written out: one row that repeats, or one row per round.
 
-    >>> Explicit([[2, 3, 5]]).counts(round=7, clients=3, seed=0).tolist()
-    [2, 3, 5]
+    Examples:
+        >>> Explicit([[2, 3, 5]]).counts(round=7, clients=3, seed=0).tolist()
+        [2, 3, 5]
     """
 
     table: Sequence[Sequence[int]]

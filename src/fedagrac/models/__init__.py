@@ -21,8 +21,9 @@ def logistic(features: int = 123, classes: int = 2) -> nn.Module:
 
     A convex problem has one minimiser wherever it starts, so it starts at zero, not at random.
 
-    >>> sum(p.numel() for p in logistic(features=64, classes=10).parameters())
-    650
+    Examples:
+        >>> sum(p.numel() for p in logistic(features=64, classes=10).parameters())
+        650
     """
     count("features", features)
     count("classes", classes, least=2)
@@ -39,8 +40,9 @@ REGISTRY: dict[str, Callable[..., nn.Module]] = {"logistic": logistic}
 def build(name: str, **sizes: Any) -> nn.Module:
     """Build a model by name; sizes default to the paper's data set.
 
-    >>> build("logistic", features=4, classes=3)[1]
-    Linear(in_features=4, out_features=3, bias=True)
+    Examples:
+        >>> build("logistic", features=4, classes=3)[1]
+        Linear(in_features=4, out_features=3, bias=True)
     """
     factory = REGISTRY[one_of("name", name, REGISTRY)]
     accepted = list(inspect.signature(factory).parameters)

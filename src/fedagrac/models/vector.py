@@ -25,11 +25,12 @@ _RUNNING_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm.
 class VectorModel:
     """The trainable parameters of a module, in order, as one vector.
 
-    >>> model = VectorModel(torch.nn.Linear(3, 2))
-    >>> model.size
-    8
-    >>> {name: tuple(view.shape) for name, view in model.views(model.initial()).items()}
-    {'weight': (2, 3), 'bias': (2,)}
+    Examples:
+        >>> model = VectorModel(torch.nn.Linear(3, 2))
+        >>> model.size
+        8
+        >>> {name: tuple(view.shape) for name, view in model.views(model.initial()).items()}
+        {'weight': (2, 3), 'bias': (2,)}
     """
 
     def __init__(

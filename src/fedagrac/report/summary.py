@@ -80,4 +80,8 @@ def _shown(key: str, value: float) -> str:
         return f"{100 * value:.1f}"
     if key == "rounds_to_target":
         return str(value)
-    return f"{value / 1e6:.2f}" if key == "bytes" else f"{value:.3f}" if key == "test_loss" else f"{value:.1f}"
+    if key == "bytes":
+        return f"{value / 1e6:.2f}"
+    if key == "test_loss":
+        return f"{value:.3f}" if value < 1e4 else f"{value:.1e}"
+    return f"{value:.1f}"

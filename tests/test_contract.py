@@ -1,0 +1,291 @@
+"""One list of laws; every registered algorithm obeys all of them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import fedagrac as fg
+from constant_gradients import simulate as simulate_constant
+from fedagrac.algorithms import REGISTRY, options_of
+from quadratics import K, Trace, half_square, quadratics
+
+ALL = sorted(REGISTRY)
+STATEFUL = [n for n in ALL if n == "scaffold" or n.startswith("fedagrac")]
+
+
+def trajectory(algorithm, q=None, **options):
+    trace = Trace()
+    (q or quadratics()).simulate(algorithm, callbacks=[trace], **options)
+    return np.array(trace.x)
+
+
+def close(a, b, tolerance=1e-12):
+    return np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_is_a_frozen_value(name):
+    algorithm = fg.algorithm(name, lr=0.1)
+    assert algorithm == fg.algorithm(name, lr=0.1)
+    assert hash(algorithm) == hash(fg.algorithm(name, lr=0.1))
+    assert algorithm != fg.algorithm(name, lr=0.2)
+    assert algorithm.name == name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        algorithm.lr = 1.0
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if n not in ("fedagrac-first", "fedagrac-reverse")])
+def test_one_client_alone_runs_plain_gradient_descent(name):
+    """With M = 1 nobody is fast and nu = nu_i: x after K steps is gradient descent's.
+
+    (Not for first and reverse: they send the first gradient but subtract the mean.)
+    """
+    q = quadratics(sizes=[30])
+    k, eta = 7, 0.02
+    options = {"mu": 0.0} if name == "fedprox" else {}
+    lr = eta * k if name == "fedlin" else eta
+    x = trajectory(fg.algorithm(name, lr=lr, **options), q, rounds=2, steps=fg.Constant(k))[-1]
+    expected = q.start()
+    for _ in range(2 * k):
+        expected = expected - eta * q.gradient(0, expected)
+    assert close(x, expected)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_identical_clients_stay_together(name):
+    """Clients with the same data and the same K: the federation is one client."""
+    one = quadratics(sizes=[20])
+    q = type(one)(one.A * 4, one.b * 4)
+    together = trajectory(fg.algorithm(name, lr=0.02), q, rounds=4, steps=fg.Constant(3))
+    alone = trajectory(fg.algorithm(name, lr=0.02), one, rounds=4, steps=fg.Constant(3))
+    assert close(together, alone)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_order_of_clients_is_irrelevant(name):
+    q, order = quadratics(), [4, 0, 5, 2, 1, 3]
+    straight = trajectory(fg.algorithm(name, lr=0.02))
+    permuted = trajectory(
+        fg.algorithm(name, lr=0.02),
+        federation=q.federation(order=order),
+        steps=fg.Explicit([[K[i] for i in order]]),
+    )
+    assert close(permuted, straight, 1e-11)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_moving_the_origin_moves_the_trajectory(name):
+    """Nothing depends on where zero is: control variates started from weights would."""
+    q = quadratics()
+    shift = np.array([3.0, -2.0, 1.0, 5.0, -4.0])
+    moved = type(q)(q.A, [b + A @ shift for A, b in zip(q.A, q.b, strict=True)])
+    module = q.module()
+    with torch.no_grad():
+        module.weight += torch.from_numpy(shift)
+    there = trajectory(fg.algorithm(name, lr=0.02), moved, module=module)
+    assert close(there - shift, trajectory(fg.algorithm(name, lr=0.02)), 1e-10)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("sampling", ["replacement", "shuffle"])
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(name, sampling):
+    def final(seed):
+        q = quadratics()
+        return fg.simulate(
+            q.module(torch.float32), q.federation(), fg.algorithm(name, lr=0.02), rounds=3, steps=fg.Explicit([K]),
+            batch_size=4, loss=half_square, sampling=sampling, seed=seed, device="cpu",
+        ).vector  # fmt: skip
+
+    assert torch.equal(final(1), final(1))
+    assert not torch.equal(final(1), final(2))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_partial_participation_with_everyone_is_full_participation(name):
+    whole = trajectory(fg.algorithm(name, lr=0.02))
+    assert np.array_equal(trajectory(fg.algorithm(name, lr=0.02), participation=6), whole)
+    assert np.array_equal(trajectory(fg.algorithm(name, lr=0.02), participation=1.0), whole)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_partial_participation_runs_and_stays_finite(name):
+    x = trajectory(fg.algorithm(name, lr=0.01), participation=2, rounds=40)
+    assert np.isfinite(x).all()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_module_given_is_not_changed(name):
+    q = quadratics()
+    module = q.module()
+    before = module.weight.detach().clone()
+    q.simulate(fg.algorithm(name, lr=0.02), module=module)
+    assert torch.equal(module.weight, before)
+    assert module.weight.grad is None
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_global_random_state_is_not_touched(name):
+    q = quadratics()
+    module = q.module()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    q.simulate(fg.algorithm(name, lr=0.02), rounds=1, module=module)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("lr", [0, -0.1, float("nan"), float("inf"), "0.1", True, None])
+def test_a_bad_step_size_is_refused(name, lr):
+    with pytest.raises(fg.InputError, match="lr"):
+        fg.algorithm(name, lr=lr)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_float32_agrees_with_float64(name):
+    q = quadratics()
+    single = q.simulate(fg.algorithm(name, lr=0.02), module=q.module(torch.float32)).vector
+    double = q.simulate(fg.algorithm(name, lr=0.02)).vector
+    assert single.dtype == torch.float32
+    assert close(single.double().numpy(), double.numpy(), 1e-5)
+
+
+# reductions
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if n.startswith("fedagrac")])
+def test_without_calibration_fedagrac_is_fedavg_exactly(name):
+    assert np.array_equal(trajectory(fg.algorithm(name, lr=0.02, calibration=0.0)), trajectory(fg.FedAvg(lr=0.02)))
+
+
+def test_without_a_proximal_term_fedprox_is_fedavg_exactly():
+    assert np.array_equal(trajectory(fg.FedProx(lr=0.02, mu=0.0)), trajectory(fg.FedAvg(lr=0.02)))
+
+
+def test_equal_steps_make_fednova_fedavg():
+    steps = fg.Constant(9)
+    assert close(trajectory(fg.FedNova(lr=0.02), steps=steps), trajectory(fg.FedAvg(lr=0.02), steps=steps))
+
+
+@pytest.mark.parametrize("init", ["zeros", "full"])
+@pytest.mark.parametrize("participation", [None, 2])
+def test_fedagrac_average_with_full_calibration_is_scaffold(init, participation):
+    average = fg.FedaGrac(lr=0.02, calibration=1.0, transmit="average", init=init)
+    ours = trajectory(average, participation=participation, rounds=8)
+    assert np.array_equal(ours, trajectory(fg.Scaffold(lr=0.02, init=init), participation=participation, rounds=8))
+
+
+def test_equal_steps_make_hybrid_average_and_reverse_first():
+    steps = fg.Constant(6)  # nobody is fast
+
+    def of(transmit):
+        return trajectory(fg.FedaGrac(lr=0.02, transmit=transmit), steps=steps)
+
+    assert np.array_equal(of("hybrid"), of("average"))
+    assert np.array_equal(of("reverse"), of("first"))
+
+
+def test_a_schedule_that_never_changes_is_a_constant():
+    scheduled = fg.FedaGrac(lr=0.02, calibration=fg.schedule.Piecewise({0: 0.4}))
+    assert np.array_equal(trajectory(scheduled), trajectory(fg.FedaGrac(lr=0.02, calibration=0.4)))
+
+
+# state under partial participation
+
+
+def test_absent_clients_keep_what_they_sent_last():
+    """A hand-run of the cached orientation: constant gradients, hybrid, one client a round, zero start."""
+    gradients = [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([2.0, 2.0])]
+    seen, nu, cached = [], np.zeros(2), [np.zeros(2)] * 3
+
+    class Follow(fg.Callback):
+        def on_round(self, run, record):
+            nonlocal nu
+            client = int(run.participation.draw(record["round"] - 1, run.federation.weights, run.seed)[0][0])
+            seen.append(client)
+            cached[client] = gradients[client]
+            nu = sum(cached) / 3
+            assert np.allclose(run.state["nu"], nu, rtol=1e-12)
+
+    simulate_constant(
+        fg.FedaGrac(lr=0.1, init="zeros"), gradients, K=[1, 2, 3], participation=1, rounds=12, callbacks=[Follow()]
+    )
+    assert set(seen) == {0, 1, 2}
+
+
+def test_the_cohort_orientation_averages_this_round_only():
+    gradients = [np.array([1.0, 0.0]), np.array([0.0, 1.0])]
+
+    class Follow(fg.Callback):
+        def on_round(self, run, record):
+            client = int(run.participation.draw(record["round"] - 1, run.federation.weights, run.seed)[0][0])
+            assert np.allclose(run.state["nu"], gradients[client], rtol=1e-12)
+
+    algorithm = fg.FedaGrac(lr=0.1, orientation="cohort")
+    simulate_constant(algorithm, gradients, K=[1, 2], participation=1, rounds=6, callbacks=[Follow()])
+
+
+def test_drawing_by_weight_counts_a_client_drawn_twice_twice():
+    gradients = [np.array([1.0, 0.0]), np.array([0.0, 1.0])]
+    participation = fg.Participation(5, by="weight")
+    x = np.zeros(2)
+    for t in range(4):
+        clients, times = participation.draw(t, np.array([0.25, 0.75]), seed=0)
+        assert times.sum() == 5
+        x = x - sum(n / 5 * 0.1 * [2, 3][i] * gradients[i] for i, n in zip(clients, times, strict=True))
+    result = simulate_constant(
+        fg.FedAvg(lr=0.1), gradients, K=[2, 3], sizes=[1, 3], participation=participation, rounds=4
+    )
+    assert np.allclose(result.vector, x, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_only_clients_that_took_part_have_state(name):
+    class Keep(fg.Callback):
+        def on_end(self, run, result):
+            self.unseen = len(run.table.unseen(np.arange(run.federation.num_clients)))
+
+    keep = Keep()
+    gradients = [np.array([float(i), 1.0]) for i in range(30)]
+    algorithm = fg.algorithm(name, lr=0.1)
+    simulate_constant(algorithm, gradients, K=[1] * 30, participation=3, rounds=2, callbacks=[keep])
+    assert 24 <= keep.unseen <= 27
+
+
+def test_options_are_those_of_the_dataclass():
+    assert options_of("fedagrac") == {
+        "calibration": 1.0,
+        "transmit": "hybrid",
+        "first_steps": "epoch",
+        "local_reference": "mean",
+        "init": "full",
+        "orientation": "cached",
+        "economical": True,
+    }
+    assert "transmit" not in options_of("fedagrac-avg")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fedavgg", {"lr": 0.1}, "did you mean 'fedavg'"),
+        ("fedavg", {"lr": 0.1, "mu": 1}, "fedavg.mu"),
+        ("fedavg", {}, "fedavg.lr"),
+        ("fedprox", {"lr": 0.1, "mu": -1}, "mu = -1"),
+        ("fedagrac", {"lr": 0.1, "calibration": -1}, "calibration"),
+        ("fedagrac", {"lr": 0.1, "calibration": "increase"}, "calibration"),
+        ("fedagrac", {"lr": 0.1, "transmit": "hybird"}, "did you mean 'hybrid'"),
+        ("fedagrac", {"lr": 0.1, "first_steps": 0}, "first_steps"),
+        ("fedagrac", {"lr": 0.1, "first_steps": "all"}, "first_steps"),
+        ("fedagrac", {"lr": 0.1, "local_reference": "first"}, "local_reference"),
+        ("fedagrac", {"lr": 0.1, "init": "weights"}, "init"),
+        ("fedagrac", {"lr": 0.1, "orientation": "none"}, "orientation"),
+        ("fedlin", {"lr": 0.1, "gradient": "some"}, "gradient"),
+        ("scaffold", {"lr": 0.1, "init": "weights"}, "init"),
+    ],
+)
+def test_bad_settings_are_refused(name, options, message):
+    with pytest.raises(fg.InputError, match=message):
+        fg.algorithm(name, **options)

@@ -1,0 +1,249 @@
+"""Federations, partitions, batches: who holds what, and who uses what when."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedagrac as fg
+from fedagrac.data.batches import batch_positions, epoch_steps
+
+labels = st.lists(st.integers(0, 5), min_size=30, max_size=200).map(lambda values: np.array(values, np.int64))
+clients = st.integers(1, 25)
+seeds = st.integers(0, 2**32)
+
+
+def covers_once(shares, samples):
+    return np.array_equal(np.sort(np.concatenate(shares)), np.arange(samples))
+
+
+@given(labels, clients, seeds)
+def test_iid_uses_every_sample_once_in_equal_shares(y, M, seed):
+    shares = fg.IID().split(y, M, seed)
+    assert len(shares) == M
+    assert covers_once(shares, len(y))
+    sizes = list(map(len, shares))
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(labels, clients, seeds, st.sampled_from([1e-3, 0.05, 0.3, 1.0, 100.0]))
+def test_dirichlet_uses_every_sample_once_and_leaves_nobody_empty(y, M, seed, alpha):
+    shares = fg.Dirichlet(alpha).split(y, M, seed)
+    assert len(shares) == M
+    assert covers_once(shares, len(y))
+    assert min(map(len, shares)) >= 1
+
+
+@given(labels, st.integers(1, 12), seeds, st.integers(1, 6))
+def test_shards_gives_equal_volumes_and_exactly_so_many_classes(y, M, seed, classes):
+    kinds = len(np.unique(y))
+    if classes > kinds:
+        with pytest.raises(fg.InputError, match="classes"):
+            fg.Shards(classes).split(y, M, seed)
+        return
+    if np.minimum(M, np.unique(y, return_counts=True)[1]).sum() < M * classes:  # too few even of one sample each
+        with pytest.raises(fg.InputError, match="shards"):
+            fg.Shards(classes).split(y, M, seed)
+        return
+    shares = fg.Shards(classes).split(y, M, seed)
+    assert len(shares) == M
+    assert len({len(share) for share in shares}) == 1
+    assert all(len(np.unique(y[share])) == classes for share in shares)
+    everything = np.concatenate(shares)
+    assert len(np.unique(everything)) == len(everything)  # nobody shares a sample
+
+
+def test_shards_of_balanced_classes_leave_nothing_over():
+    y = np.repeat(np.arange(10), 500)
+    assert covers_once(fg.Shards(5).split(y, 20, seed=3), 5000)
+
+
+@pytest.mark.parametrize("partition", [fg.IID(), fg.Dirichlet(0.3), fg.Shards(5)])
+def test_the_seed_decides_the_partition(partition):
+    y = np.repeat(np.arange(10), 50)
+    a, b, c = (partition.split(y, 7, seed) for seed in (0, 0, 1))
+    assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+    assert not all(np.array_equal(x, y) for x, y in zip(a, c, strict=True))
+
+
+def test_a_smaller_alpha_is_more_unequal():
+    y = np.repeat(np.arange(10), 200)
+
+    def concentration(alpha):
+        shares = fg.Dirichlet(alpha).split(y, 10, seed=0)
+        return np.mean([np.bincount(y[s], minlength=10).max() / len(s) for s in shares])
+
+    assert concentration(0.05) > concentration(0.3) > concentration(100) > 0.1
+
+
+@pytest.mark.parametrize(("n", "M"), [(3, 4), (10, 0)])
+def test_more_clients_than_samples_or_none_is_refused(n, M):
+    with pytest.raises(fg.InputError, match="clients"):
+        fg.IID().split(np.zeros(n, np.int64), M, seed=0)
+
+
+# batches
+
+
+@given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 30), seeds)
+def test_replacement_draws_full_batches_of_own_samples(n, steps, batch, seed):
+    positions = batch_positions(n, steps, batch, "replacement", seed, 3, 5)
+    assert positions.shape == (steps, batch)
+    assert positions.min() >= 0
+    assert positions.max() < n
+
+
+@given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 30), seeds)
+def test_shuffle_walks_epochs_without_repeats_and_drops_the_tail(n, steps, batch, seed):
+    positions = batch_positions(n, steps, batch, "shuffle", seed, 0, 0)
+    assert positions.shape == (steps, min(n, batch))
+    per_epoch = max(1, n // batch)
+    for start in range(0, steps, per_epoch):
+        epoch = positions[start : start + per_epoch].ravel()
+        assert len(np.unique(epoch)) == len(epoch)
+
+
+@pytest.mark.parametrize("sampling", ["replacement", "shuffle"])
+def test_the_first_batches_do_not_depend_on_how_many_follow(sampling):
+    long = batch_positions(50, 40, 7, sampling, 1, 2, 3)
+    assert np.array_equal(batch_positions(50, 11, 7, sampling, 1, 2, 3), long[:11])
+
+
+@pytest.mark.parametrize("sampling", ["replacement", "shuffle"])
+def test_batches_are_keyed_by_seed_round_and_client(sampling):
+    def draw(seed, round, client):
+        return batch_positions(1000, 5, 10, sampling, seed, round, client).tobytes()
+
+    keys = [(s, r, c) for s in (0, 1) for r in (0, 1) for c in (0, 1)]
+    assert len({draw(*key) for key in keys}) == len(keys)
+
+
+def test_replacement_is_uniform():
+    positions = batch_positions(10, 5000, 20, "replacement", 0, 0, 0)
+    shares = np.bincount(positions.ravel(), minlength=10) / positions.size
+    assert np.abs(shares - 0.1).max() < 0.005  # 5 standard deviations
+
+
+def test_an_epoch_is_a_full_pass():
+    assert epoch_steps(np.array([1, 19, 20, 21, 40]), 20).tolist() == [1, 1, 1, 2, 2]
+    assert epoch_steps(np.array([1, 1000]), None).tolist() == [1, 1]
+
+
+# federations
+
+
+def test_from_arrays_takes_anything_that_becomes_a_tensor():
+    fed = fg.Federation.from_arrays(
+        [
+            ([[1, 2]], [0]),
+            (np.array([[3.0, 4.0], [5, 6]]), np.array([1, 0])),
+            (torch.ones(1, 2), torch.tensor([True])),
+        ],
+        test=([[0.0, 0.0]], [1]),
+    )
+    assert fed.sizes.tolist() == [1, 2, 1]
+    assert fed.weights.tolist() == [0.25, 0.5, 0.25]
+    assert fed.targets.tolist() == [0, 1, 0, 1]
+    assert fed.num_clients == 3
+    assert fed.num_classes == 2
+
+
+def test_digits_are_real_and_split_always_alike():
+    fed = fg.Federation.load("digits", clients=10, partition=fg.Dirichlet(0.3), seed=4)
+    assert len(fed.inputs) == 1437
+    assert len(fed.test[0]) == 360
+    assert float(fed.inputs.max()) == 1.0
+    assert np.bincount(fed.targets).min() > 130  # every class is there
+    other = fg.Federation.load("digits", clients=3, seed=9)
+    assert torch.equal(other.test[0], fed.test[0])
+    assert abs(fed.weights.sum() - 1) < 1e-12
+    assert fed.sizes.sum() == 1437
+
+
+def test_synthetic_follows_the_fedprox_recipe():
+    fed = fg.Federation.load("synthetic", clients=30, alpha=0.0, beta=0.0, seed=0)
+    assert fed.inputs.shape[1] == 60
+    assert fed.num_classes == 10
+    assert fed.sizes.min() >= 45  # 50 less the tenth that is the test set
+    variance = fed.inputs[fed.samples_of(int(np.argmax(fed.sizes)))].var(0).numpy()
+    assert np.allclose(variance, np.arange(1, 61) ** -1.2, rtol=0.5)
+    again = fg.Federation.load("synthetic", clients=30, alpha=0.0, beta=0.0, seed=0)
+    assert torch.equal(again.inputs, fed.inputs)
+
+
+def test_beta_moves_the_inputs_of_synthetic_apart():
+    def spread_of_means(beta):
+        fed = fg.Federation.load("synthetic", clients=40, beta=beta, seed=1)
+        return np.std([float(fed.inputs[fed.samples_of(i)].mean()) for i in range(40)])
+
+    assert spread_of_means(0.0) < 0.3 < 0.8 < spread_of_means(1.0) < 1.3 < 2.5 < spread_of_means(3.0)
+
+
+def test_alpha_does_not_change_the_labels_of_synthetic():
+    """A surprise of the published recipe: u_k shifts all logits of a client alike, and argmax ignores it."""
+    a, b = (fg.Federation.load("synthetic", clients=20, alpha=alpha, seed=1) for alpha in (0.0, 1.0))
+    assert torch.equal(a.targets, b.targets)
+    assert torch.equal(a.inputs, b.inputs)
+
+
+def test_the_picture_shows_every_holding():
+    fed = fg.Federation.load("digits", clients=8, partition=fg.Shards(3), seed=0)
+    figure = fed.plot()
+    dots = figure.axes[0].collections[0]
+    assert len(dots.get_offsets()) == 8 * 3
+    assert "digits" in figure.axes[0].get_title()
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"clients": []}, "at least one"),
+        ({"clients": [([[1.0]], [0]), (np.zeros((0, 1)), [])]}, "client 1.*at least one sample"),
+        ({"clients": [([[1.0]], [0, 1])]}, "client 0.*as many targets"),
+        ({"clients": [([[1.0]], [0]), ([[1.0, 2.0]], [0])]}, "client 1 inputs"),
+        ({"clients": [([[1.0]], [0]), ([[float("nan")]], [0])]}, "NaN or infinity in sample 1"),
+        ({"clients": [([[1.0]], [float("inf")])]}, "targets.*NaN or infinity"),
+        ({"clients": [([[1.0]], [0])], "test": ([[1.0, 2.0]], [0])}, "test inputs"),
+        ({"clients": [([[1.0]], [0])], "test": ([[float("nan")]], [0])}, "test inputs.*NaN"),
+        ({"clients": [("text", "label")]}, "client 0"),
+        ({"clients": [7]}, "client 0.*pair"),
+        ({"clients": [([[1.0]], [0])] * 2, "weights": [0.5]}, "one weight for each of 2"),
+        ({"clients": [([[1.0]], [0])] * 2, "weights": [0.5, 0.6]}, "sum of 1.1.*divide"),
+        ({"clients": [([[1.0]], [0])] * 2, "weights": [1.5, -0.5]}, "above 0"),
+    ],
+)
+def test_bad_arrays_are_refused(arguments, message):
+    with pytest.raises(fg.InputError, match=message):
+        fg.Federation.from_arrays(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("digit", {}, "did you mean 'digits'"),
+        ("digits", {"clients": 0}, "clients"),
+        ("digits", {"clients": 2000}, "1437 samples"),
+        ("digits", {"alpha": 1}, "alpha"),
+        ("digits", {"partition": "dirichlet"}, "partition"),
+        ("digits", {"partition": fg.Shards(11)}, "number of classes in the data, 10"),
+        ("digits", {"seed": -1}, "seed"),
+        ("synthetic", {"partition": fg.IID()}, "split by nature"),
+        ("synthetic", {"alpha": -1.0}, "alpha"),
+    ],
+)
+def test_bad_loads_are_refused(name, options, message):
+    with pytest.raises(fg.InputError, match=message):
+        fg.Federation.load(name, **options)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: fg.Dirichlet(0), lambda: fg.Dirichlet(-1), lambda: fg.Shards(0), lambda: fg.Dirichlet(0.3, least=0)],
+)
+def test_bad_partitions_are_refused(make):
+    with pytest.raises(fg.InputError):
+        make()
