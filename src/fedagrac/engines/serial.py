@@ -50,10 +50,11 @@ class SerialEngine:
                 n_first = int(plan.first_steps[i])
                 x_i = models[i]
                 c_i = None if plan.correction is None else plan.correction[i]
+                running = torch.zeros((), dtype=torch.float64, device=x.device)
                 w.model.bind(x_i)
                 for k, batch in enumerate(w.indices(client, K, round)):
                     value, g = self._gradient(x_i, batch)
-                    loss[i] += value / K
+                    running += value
                     if first is not None and k < n_first:
                         first[i] += g / n_first
                     if total is not None:
@@ -62,7 +63,8 @@ class SerialEngine:
                         g += c_i
                     if mu:
                         g += mu * (x_i - x)
-                    x_i -= eta * g
+                    x_i.sub_(g, alpha=eta)
+                loss[i] = running / K
         return Result(models, loss, first, total)
 
     def gradients(

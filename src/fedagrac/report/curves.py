@@ -30,7 +30,8 @@ def plot_curves(runs: Sequence[StoredRun], target: float | None = None, title: s
         _draw(left, runs, "test_accuracy", "test accuracy (%)", scale=100)
         if target is not None:
             left.axhline(100 * target, color="0.6", lw=0.8, zorder=0)
-            left.annotate(f"{target:.0%}", (0, 100 * target), fontsize=8, color="0.4", va="bottom")
+            where = left.get_yaxis_transform()  # x in parts of the axes, y in data
+            left.text(0.005, 100 * target, f"{target:.0%}", fontsize=8, color="0.4", va="bottom", transform=where)
         finals = [100 * v for run in runs for v in run.history.column("test_accuracy") if v is not None]
         left.set_ylim(max(0, sorted(finals)[len(finals) // 20] - 2), min(100, max(finals) + 1.5))
     else:
