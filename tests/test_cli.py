@@ -251,7 +251,28 @@ def test_a_real_process_exits_with_2_and_one_line():
     assert process("run", "--sett", "a=b").returncode == 2
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named(tmp_path, capsys, monkeypatch):
+    """The history of a run goes to a device that is always full."""
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    real = Path.open
+
+    def full(self, *arguments, **options):
+        return real(Path("/dev/full") if self.name == "history.jsonl" else self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", full)
+    code, _, err = command("run", *SMALL, "--out", "mine", capsys=capsys)
+    assert code == 1
+    assert "history.jsonl: No space left on device" in " ".join(err.split())
+
+
+def test_square_brackets_in_messages_survive(capsys):
+    _, out, _ = command("doctor", capsys=capsys)
+    assert "fedagrac[mlflow]" in out or "mlflow" in out.split("not installed")[0]
+    _, _, err = command("run", "--set", "name=[bold]", capsys=capsys)
+    assert "[bold]" in err
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_not_a_traceback(tmp_path):
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where a folder would have to be")

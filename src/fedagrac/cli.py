@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedagrac.errors import FedagracError, InputError
@@ -101,10 +102,10 @@ def run(
         console.print(summary_table(rows, None if target is None else float(target)))
         for entry in prepared.entries:
             if entry.note:
-                console.print(f"[dim]{entry.label}: {entry.note}[/]", highlight=False)
+                console.print(f"[dim]{escape(entry.label)}: {entry.note}[/]", highlight=False)
         for row in rows:
             if row["status"] == "diverged":
-                console.print(f"[red]{row['algorithm']} diverged[/]: {row['reason']}", highlight=False)
+                console.print(f"[red]{escape(row['algorithm'])} diverged[/]: {row['reason']}", highlight=False)
         console.print(f"\ncurves  {picture}\nruns    {folder}", highlight=False, soft_wrap=True)
     if all(row["status"] == "diverged" for row in rows):
         raise typer.Exit(1)
@@ -138,7 +139,7 @@ def doctor(
     for section, facts in findings.items():
         table.add_row(f"[underline]{section}[/]", "")
         for name, value in facts.items():
-            table.add_row(f"  {name}", str(value))
+            table.add_row(f"  {name}", escape(str(value)))
     Console().print(table, highlight=False)
 
 
@@ -192,11 +193,11 @@ def main(arguments: list[str] | None = None) -> None:
     except FedagracError as error:
         _fail(str(error), 1)
     except OSError as error:
-        _fail(f"{error.filename or 'system'}: {error.strerror or error}", 1)
+        _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
 
 
 def _fail(message: str, code: int) -> None:
-    Console(stderr=True).print(f"[bold red]error[/] {message}", highlight=False, soft_wrap=True)
+    Console(stderr=True).print(f"[bold red]error[/] {escape(message)}", highlight=False, soft_wrap=True)
     sys.exit(code)

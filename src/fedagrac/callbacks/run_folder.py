@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -22,11 +24,20 @@ if TYPE_CHECKING:
 __all__ = ["RunFolder", "environment", "write_atomically"]
 
 
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Say which file it was: a full disk is reported without a name."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is either whole or not there."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with _naming(path), temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -91,8 +102,9 @@ class RunFolder(Callback):
     def on_round(self, run: Run, record: Record) -> None:
         """Add one line to the history."""
         assert self._history is not None
-        self._history.write(to_json(record) + "\n")
-        self._history.flush()
+        with _naming(self.folder / "history.jsonl"):
+            self._history.write(to_json(record) + "\n")
+            self._history.flush()
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
         """Close the history and keep the final model."""

@@ -42,6 +42,7 @@ def summarise(runs: Sequence[StoredRun], target: float | None) -> list[dict[str,
 
 def summary_table(rows: Sequence[Mapping[str, Any]], target: float | None) -> Table:
     """Return the rows as a Rich table, the best of each column in bold."""
+    from rich.markup import escape
     from rich.table import Table
 
     classifies = any(row["accuracy"] is not None for row in rows)
@@ -70,7 +71,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]], target: float | None) -> Ta
         for _, key, _ in columns:
             text = "-" if row[key] is None else _shown(key, row[key])
             cells.append(f"[bold]{text}[/]" if text == best.get(key) and row["status"] != "diverged" else text)
-        name = f"{row['algorithm']} [red]diverged[/]" if row["status"] == "diverged" else row["algorithm"]
+        name = escape(row["algorithm"]) + (" [red]diverged[/]" if row["status"] == "diverged" else "")
         table.add_row(name, *cells)
     return table
 
