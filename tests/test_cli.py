@@ -138,6 +138,57 @@ def test_a_run_that_diverges_lets_the_others_finish(tmp_path, capsys):
     assert code == 1  # nothing finished
 
 
+def test_devices_and_their_wire_in_a_file(tmp_path, capsys):
+    """Two slow and three fast devices, and a radio: K and the clock follow from the file alone."""
+    steps = (
+        "steps={kind='devices',deadline=1.0,profiles=[{step_time=0.5},{step_time=0.5},{step_time=0.1},"
+        "{name='pi',flops=1.28e6},{step_time=0.1}]}"
+    )
+    arguments = ["--set", steps, "--set", "rounds=1", "--out", "mine", "--json"]
+    code, out, err = command("run", str(experiment(tmp_path)), *arguments, capsys=capsys)
+    assert code == 0, err
+    row = json.loads(out)["runs"][1]
+    history = json.loads(Path("mine/fedavg/history.jsonl").read_text())
+    # logistic regression, batch 10: 2 * 2 * 10 * 64 * 10 operations a step, 0.02 s on the fourth device
+    assert history["steps_mean"] == (2 + 2 + 10 + 50 + 10) / 5
+    assert row["sim_time"] == pytest.approx(1.0)
+    radio = ["--set", "clock={step_time=1e-9,bandwidth_up=2600,bandwidth_down=5200,latency=0.25}"]
+    arguments = [*radio, "--set", "rounds=1", "--out", "radio", "--json"]
+    code, out, _ = command("run", str(experiment(tmp_path)), *arguments, capsys=capsys)
+    assert code == 0
+    assert json.loads(out)["runs"][1]["sim_time"] == pytest.approx(
+        0.5 + 0.5 + 1.0, rel=1e-6
+    )  # 650 floats each way
+    assert Path("radio/costs.png").exists()
+
+
+def test_many_clients_by_resampling_in_a_file(tmp_path, capsys):
+    arguments = ["--set", "data.partition={kind='resample',size=30}", "--set", "data.clients=3000"]
+    arguments += [
+        "--set",
+        "participation=4",
+        "--set",
+        "rounds=1",
+        "--set",
+        "algorithm.fedagrac.init=zeros",
+        "--json",
+    ]
+    code, out, err = command("run", str(experiment(tmp_path)), *arguments, capsys=capsys)
+    assert code == 0, err
+    assert json.loads(out)["runs"][0]["status"] == "finished"
+
+
+def test_a_model_by_import_path_in_a_file(tmp_path, capsys):
+    Path("my_models.py").write_text(
+        "from torch import nn\n\ndef net(hidden):\n"
+        "    return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))\n"
+    )
+    arguments = ["--set", "model={name='my_models:net',hidden=7}", "--set", "rounds=1", "--out", "mine"]
+    code, _, err = command("run", str(experiment(tmp_path)), *arguments, capsys=capsys)
+    assert code == 0, err
+    assert load_file("mine/fedavg/model.safetensors")["0.weight"].shape == (7, 64)
+
+
 def test_stop_target_is_used_in_the_table(tmp_path, capsys):
     arguments = ["--set", "target=0.3", "--set", "stop.accuracy=0.3", "--set", "rounds=30", "--out", "mine"]
     code, out, _ = command("run", str(experiment(tmp_path)), *arguments, capsys=capsys)
@@ -177,6 +228,13 @@ def test_stop_target_is_used_in_the_table(tmp_path, capsys):
         (["algorithm.1.name=fedavg", "algorithm.1.mu=0"], "algorithm[1].fedavg.mu"),
         (["algorithm=[]"], "algorithm"),
         (["algorithm=[{name='fedavg'},{name='fedavg'}]"], "label"),
+        (["data.partition={kind='resample',size=0}"], "data.partition.size = 0"),
+        (["steps={kind='devices',profiles=['raspberry-pi-5'],deadline=1}"], "did you mean 'raspberry-pi-4'"),
+        (["steps={kind='devices',profiles=[{step_time=1,speed=2}],deadline=1}"], "steps.profiles[0].speed"),
+        (["steps={kind='devices',profiles=['jetson-nano'],deadline=1}"], "one for each of 20 clients"),
+        (["clock.step_time=0"], "clock"),
+        (["clock.speed=1"], "clock.speed = 1"),
+        (["model.name=no_such:thing"], "no_such"),
         (["lr=0"], "lr = 0"),
         (["target=92"], "0.68, not 68"),
         (["stop.accuracy=92"], "stop.accuracy"),
@@ -284,8 +342,8 @@ def test_a_folder_that_cannot_be_written_is_an_error_not_a_traceback(tmp_path):
 
 def test_help_shows_an_example_for_every_command():
     assert "run" in process("--help").stdout
-    for name in ("run", "doctor"):
-        done = process(name, "--help", env={**os.environ, "COLUMNS": "80"})
+    for name in ("run", "doctor", "data list", "data fetch", "data verify"):
+        done = process(*name.split(), "--help", env={**os.environ, "COLUMNS": "80"})
         assert done.returncode == 0
         assert f"fedagrac {name}" in done.stdout
         assert "Example" in done.stdout

@@ -14,13 +14,21 @@ clients = st.integers(1, 25)
 seeds = st.integers(0, 2**32)
 
 
+def split(partition, y, M, seed):
+    """The partition's shares as a list of arrays."""
+    shares = partition.split(y, M, seed)
+    pieces = [shares[i] for i in range(M)]
+    assert shares.sizes.tolist() == list(map(len, pieces))
+    return pieces
+
+
 def covers_once(shares, samples):
     return np.array_equal(np.sort(np.concatenate(shares)), np.arange(samples))
 
 
 @given(labels, clients, seeds)
 def test_iid_uses_every_sample_once_in_equal_shares(y, M, seed):
-    shares = fg.IID().split(y, M, seed)
+    shares = split(fg.IID(), y, M, seed)
     assert len(shares) == M
     assert covers_once(shares, len(y))
     sizes = list(map(len, shares))
@@ -29,7 +37,7 @@ def test_iid_uses_every_sample_once_in_equal_shares(y, M, seed):
 
 @given(labels, clients, seeds, st.sampled_from([1e-3, 0.05, 0.3, 1.0, 100.0]))
 def test_dirichlet_uses_every_sample_once_and_leaves_nobody_empty(y, M, seed, alpha):
-    shares = fg.Dirichlet(alpha).split(y, M, seed)
+    shares = split(fg.Dirichlet(alpha), y, M, seed)
     assert len(shares) == M
     assert covers_once(shares, len(y))
     assert min(map(len, shares)) >= 1
@@ -40,13 +48,13 @@ def test_shards_gives_equal_volumes_and_exactly_so_many_classes(y, M, seed, clas
     kinds = len(np.unique(y))
     if classes > kinds:
         with pytest.raises(fg.InputError, match="classes"):
-            fg.Shards(classes).split(y, M, seed)
+            split(fg.Shards(classes), y, M, seed)
         return
     if np.minimum(M, np.unique(y, return_counts=True)[1]).sum() < M * classes:  # too few even of one sample each
         with pytest.raises(fg.InputError, match="shards"):
-            fg.Shards(classes).split(y, M, seed)
+            split(fg.Shards(classes), y, M, seed)
         return
-    shares = fg.Shards(classes).split(y, M, seed)
+    shares = split(fg.Shards(classes), y, M, seed)
     assert len(shares) == M
     assert len({len(share) for share in shares}) == 1
     assert all(len(np.unique(y[share])) == classes for share in shares)
@@ -56,13 +64,13 @@ def test_shards_gives_equal_volumes_and_exactly_so_many_classes(y, M, seed, clas
 
 def test_shards_of_balanced_classes_leave_nothing_over():
     y = np.repeat(np.arange(10), 500)
-    assert covers_once(fg.Shards(5).split(y, 20, seed=3), 5000)
+    assert covers_once(split(fg.Shards(5), y, 20, 3), 5000)
 
 
 @pytest.mark.parametrize("partition", [fg.IID(), fg.Dirichlet(0.3), fg.Shards(5)])
 def test_the_seed_decides_the_partition(partition):
     y = np.repeat(np.arange(10), 50)
-    a, b, c = (partition.split(y, 7, seed) for seed in (0, 0, 1))
+    a, b, c = (split(partition, y, 7, seed) for seed in (0, 0, 1))
     assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
     assert not all(np.array_equal(x, y) for x, y in zip(a, c, strict=True))
 
@@ -71,10 +79,77 @@ def test_a_smaller_alpha_is_more_unequal():
     y = np.repeat(np.arange(10), 200)
 
     def concentration(alpha):
-        shares = fg.Dirichlet(alpha).split(y, 10, seed=0)
+        shares = split(fg.Dirichlet(alpha), y, 10, 0)
         return np.mean([np.bincount(y[s], minlength=10).max() / len(s) for s in shares])
 
     assert concentration(0.05) > concentration(0.3) > concentration(100) > 0.1
+
+
+def test_balance_stops_giving_to_clients_that_hold_their_share():
+    """As in the authors' code: a client with n / M samples gets none of the classes that follow."""
+    y = np.repeat(np.arange(10), 500)
+    free, balanced = (split(fg.Dirichlet(0.3, balance=b), y, 10, 0) for b in (False, True))
+    assert covers_once(balanced, 5000)
+    assert max(map(len, balanced)) <= 500 + 500  # less than a share, and then one whole class at most
+    assert np.std([len(s) for s in balanced]) < np.std([len(s) for s in free])
+
+
+@given(labels, clients, seeds, st.integers(1, 4))
+def test_least_is_the_fewest_samples_anyone_holds(y, M, seed, least):
+    if M * least > len(y):
+        with pytest.raises(fg.InputError, match="least"):
+            fg.Dirichlet(0.1, least=least).split(y, M, seed)
+        return
+    shares = split(fg.Dirichlet(0.1, least=least), y, M, seed)
+    assert min(map(len, shares)) >= least
+    assert covers_once(shares, len(y))
+
+
+@given(st.integers(1, 50), st.integers(1, 300), st.integers(1, 40), seeds)
+def test_resample_gives_every_client_its_own_draws(n, M, size, seed):
+    shares = fg.Resample(size).split(np.zeros(n, np.int64), M, seed)
+    assert shares.sizes.tolist() == [size] * M
+    last = shares[M - 1]
+    assert last.shape == (size,)
+    assert 0 <= last.min() <= last.max() < n
+    assert np.array_equal(last, fg.Resample(size).split(np.zeros(n, np.int64), M, seed)[M - 1])
+
+
+def test_resample_draws_uniformly_and_differently_for_every_client():
+    shares = fg.Resample(50).split(np.zeros(20, np.int64), 2000, seed=0)
+    draws = np.stack([shares[i] for i in range(2000)])
+    assert np.abs(np.bincount(draws.ravel()) / draws.size - 0.05).max() < 0.005
+    assert len({row.tobytes() for row in draws}) == 2000
+
+
+@given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=60))
+def test_natural_clients_are_the_values_of_a_column(column):
+    kinds = sorted(set(column))
+    shares = fg.Natural(column).split(np.zeros(len(column), np.int64), len(kinds), seed=0)
+    pieces = [shares[i] for i in range(len(kinds))]
+    assert covers_once(pieces, len(column))
+    for kind, own in zip(kinds, pieces, strict=True):
+        assert {column[j] for j in own} == {kind}
+
+
+def test_a_pool_is_split_by_any_partition():
+    X, y = np.arange(12.0).reshape(6, 2), np.array([0, 0, 1, 1, 2, 2])
+    by_index = fg.Federation.from_pool(X, y, 2, fg.Indices([[0, 1, 5], [2]]), test=(X, y))
+    assert by_index.sizes.tolist() == [3, 1]
+    assert by_index.samples_of(0).tolist() == [0, 1, 5]
+    assert by_index.weights.tolist() == [0.75, 0.25]
+    by_column = fg.Federation.from_pool(X, y.astype(float), 3, fg.Natural(["u", "v", "u", "w", "v", "u"]))
+    assert by_column.sizes.tolist() == [3, 2, 1]
+    with pytest.raises(fg.InputError, match="number of index lists, 2"):
+        fg.Federation.from_pool(X, y, 3, fg.Indices([[0], [1]]))
+    with pytest.raises(fg.InputError, match="0 to 5"):
+        fg.Federation.from_pool(X, y, 2, fg.Indices([[0], [6]]))
+    with pytest.raises(fg.InputError, match=r"client 1.*at least one"):
+        fg.Federation.from_pool(X, y, 2, fg.Indices([[0], []]))
+    with pytest.raises(fg.InputError, match="one for each of 6 samples"):
+        fg.Federation.from_pool(X, y, 2, fg.Natural([1, 2]))
+    with pytest.raises(fg.InputError, match="different values in the column, 2"):
+        fg.Federation.from_pool(X, y, 3, fg.Natural([1, 2] * 3))
 
 
 @pytest.mark.parametrize(("n", "M"), [(3, 4), (10, 0)])
@@ -227,6 +302,7 @@ def test_bad_arrays_are_refused(arguments, message):
         ("digit", {}, "did you mean 'digits'"),
         ("digits", {"clients": 0}, "clients"),
         ("digits", {"clients": 2000}, "1437 samples"),
+        ("cifar-10", {}, "did you mean 'cifar10'"),
         ("digits", {"alpha": 1}, "alpha"),
         ("digits", {"partition": "dirichlet"}, "partition"),
         ("digits", {"partition": fg.Shards(11)}, "number of classes in the data, 10"),
@@ -242,7 +318,13 @@ def test_bad_loads_are_refused(name, options, message):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: fg.Dirichlet(0), lambda: fg.Dirichlet(-1), lambda: fg.Shards(0), lambda: fg.Dirichlet(0.3, least=0)],
+    [
+        lambda: fg.Dirichlet(0),
+        lambda: fg.Dirichlet(-1),
+        lambda: fg.Shards(0),
+        lambda: fg.Dirichlet(0.3, least=0),
+        lambda: fg.Resample(0),
+    ],
 )
 def test_bad_partitions_are_refused(make):
     with pytest.raises(fg.InputError):

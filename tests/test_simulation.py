@@ -212,7 +212,7 @@ def test_bytes_follow_the_dtype_and_the_cohort():
 
 def test_the_slowest_client_decides_the_simulated_time():
     gradients = [np.array([1.0, 0.0])] * 2
-    clock = fg.Clock(step_time=0.5)
+    clock = fg.Clock(fg.DeviceProfile("test", step_time=0.5))
     plain = simulate_constant(fg.FedAvg(lr=0.1), gradients, K=[3, 8], clock=clock, rounds=2)
     assert plain.history.column("sim_time") == [4.0, 8.0]
     fedlin = simulate_constant(fg.FedLin(lr=0.1), gradients, K=[3, 8], clock=clock)

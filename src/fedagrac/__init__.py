@@ -15,11 +15,14 @@ from fedagrac.algorithms import (
     algorithm,
 )
 from fedagrac.callbacks import Callback, EarlyStop, MLflow, TensorBoard
-from fedagrac.data import IID, Dirichlet, Federation, Partition, Shards
+from fedagrac.data import IID, Dirichlet, Federation, Indices, Natural, Partition, Resample, Shards
 from fedagrac.errors import FedagracError, InputError
 from fedagrac.heterogeneity import (
+    DEVICES,
     Clock,
     Constant,
+    DeviceProfile,
+    Devices,
     Explicit,
     Extreme,
     Gaussian,
@@ -34,11 +37,14 @@ from fedagrac.simulation import Run, Stop, simulate
 __version__ = "0.1.0"
 
 __all__ = [
+    "DEVICES",
     "IID",
     "Algorithm",
     "Callback",
     "Clock",
     "Constant",
+    "DeviceProfile",
+    "Devices",
     "Dirichlet",
     "EarlyStop",
     "Explicit",
@@ -52,11 +58,14 @@ __all__ = [
     "Federation",
     "Gaussian",
     "History",
+    "Indices",
     "InputError",
     "Linear",
     "MLflow",
+    "Natural",
     "Participation",
     "Partition",
+    "Resample",
     "Run",
     "Scaffold",
     "Shards",

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedagrac.cli_data import data_app
 from fedagrac.errors import FedagracError, InputError
 
 __all__ = ["app", "main"]
@@ -27,6 +28,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+
+app.add_typer(data_app, name="data")
 
 
 def _version(show: bool) -> None:
@@ -57,6 +61,9 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Where to write; default: runs/NAME-TIME.")
     ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to look for data files first.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result table as JSON.")] = False,
 ) -> None:
     """Run an experiment: every algorithm on the same clients, then a table and curves.
@@ -75,16 +82,16 @@ def run(
     from fedagrac.callbacks.progress import Progress
     from fedagrac.config import Experiment, apply_settings, default_table, read_toml
     from fedagrac.experiment import check_free, prepare, run_experiment
-    from fedagrac.report import read_run, save_curves, summarise, summary_table
+    from fedagrac.report import read_run, save_costs, save_curves, summarise, summary_table
 
     console, notes = Console(), Console(stderr=True)
     table = default_table() if experiment is None else read_toml(experiment)
     checked = Experiment.of(apply_settings(table, settings or []))
     folder = out or _new_folder(checked.name)
     check_free(folder)
-    prepared = prepare(checked)
+    prepared = prepare(checked, data_dir)
     target = checked.target if checked.target is not None else checked.stop.accuracy
-    K = checked.build_steps().counts(0, prepared.federation.num_clients, checked.seed)
+    K = prepared.steps.counts(0, prepared.federation.num_clients, checked.seed)
     what = f"{checked.name}: {len(prepared.federation.sizes)} clients, {K.min()} to {K.max()} local steps"
     if not as_json:
         notes.print(
@@ -95,6 +102,7 @@ def run(
     runs = [read_run(f) for f in folders]
     rows = summarise(runs, None if target is None else float(target))
     picture = save_curves(runs, folder / "curves.png", None if target is None else float(target), what)
+    costs = save_costs(runs, folder / "costs.png", what)
     (folder / "summary.json").write_text(json.dumps(rows, indent=2) + "\n")
     if as_json:
         print(json.dumps({"experiment": checked.name, "folder": str(folder), "target": target, "runs": rows}))
@@ -106,7 +114,7 @@ def run(
         for row in rows:
             if row["status"] == "diverged":
                 console.print(f"[red]{escape(row['algorithm'])} diverged[/]: {row['reason']}", highlight=False)
-        console.print(f"\ncurves  {picture}\nruns    {folder}", highlight=False, soft_wrap=True)
+        console.print(f"\ncurves  {picture}\ncosts   {costs}\nruns    {folder}", highlight=False, soft_wrap=True)
     if all(row["status"] == "diverged" for row in rows):
         raise typer.Exit(1)
 
@@ -152,6 +160,7 @@ def _findings() -> dict[str, dict[str, Any]]:
 
     from fedagrac import __version__
     from fedagrac.data import DATASETS
+    from fedagrac.data.files import data_roots
     from fedagrac.engines import ENGINES
 
     def installed(name: str, extra: str | None = None) -> str:
@@ -179,9 +188,22 @@ def _findings() -> dict[str, dict[str, Any]]:
         },
         "devices": devices,
         "engines": dict.fromkeys(ENGINES, "usable") | {"auto": f"chooses {next(iter(ENGINES))}"},
-        "data": dict.fromkeys(DATASETS, "built in: nothing to download"),
-        "folders": {"runs": str(Path("runs").absolute()), "package": str(Path(__file__).parent)},
+        "data": {name: _whereabouts(name) for name in DATASETS},
+        "folders": {
+            "data": str(data_roots()[0]),
+            "runs": str(Path("runs").absolute()),
+            "package": str(Path(__file__).parent),
+        },
     }
+
+
+def _whereabouts(name: str) -> str:
+    from fedagrac.data.files import DATA_FILES, locate
+
+    if name not in DATA_FILES:
+        return "built in: nothing to download"
+    folder = locate(name)
+    return f"in {folder}" if folder else f"not here (fedagrac data fetch {name})"
 
 
 def main(arguments: list[str] | None = None) -> None:

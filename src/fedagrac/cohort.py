@@ -70,7 +70,7 @@ class Cohort:
     round: int
     clients: npt.NDArray[np.int64]
     steps: npt.NDArray[np.int64]
-    masses: tuple[int | Fraction, ...]
+    masses: Sequence[int | Fraction]
     population_weights: npt.NDArray[np.float64]
     epoch_steps: npt.NDArray[np.int64]
     everyone: bool

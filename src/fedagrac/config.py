@@ -21,10 +21,13 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 from pydantic_core import ErrorDetails
 
 from fedagrac.algorithms import Algorithm, algorithm, options_of
-from fedagrac.data import DATASETS, IID, Dirichlet, Federation, Partition, Shards
+from fedagrac.data import DATASETS, IID, Dirichlet, Federation, Partition, Resample, Shards
 from fedagrac.errors import InputError, fraction, nearest, one_of, unknown
 from fedagrac.heterogeneity import (
+    Clock,
     Constant,
+    DeviceProfile,
+    Devices,
     Explicit,
     Extreme,
     Gaussian,
@@ -38,7 +41,12 @@ from fedagrac.simulation import Stop
 
 __all__ = ["AlgorithmSettings", "DataSettings", "Experiment", "apply_settings", "read_toml", "section"]
 
-PARTITIONS: dict[str, type[Partition]] = {"dirichlet": Dirichlet, "shards": Shards, "iid": IID}
+PARTITIONS: dict[str, type[Partition]] = {
+    "dirichlet": Dirichlet,
+    "shards": Shards,
+    "iid": IID,
+    "resample": Resample,
+}
 STEPS: dict[str, type[StepSchedule]] = {
     "constant": Constant,
     "gaussian": Gaussian,
@@ -46,6 +54,7 @@ STEPS: dict[str, type[StepSchedule]] = {
     "linear": Linear,
     "extreme": Extreme,
     "explicit": Explicit,
+    "devices": Devices,
 }
 
 Number = StrictInt | StrictFloat
@@ -67,7 +76,7 @@ class DataSettings(_Table):
     alpha: Number | None = None
     beta: Number | None = None
 
-    def build(self, seed: int) -> Federation:
+    def build(self, seed: int, data_dir: str | Path | None = None) -> Federation:
         """Load the data and split them."""
         with section("data"):
             one_of("name", self.name, DATASETS)
@@ -76,7 +85,7 @@ class DataSettings(_Table):
                 with section("partition"):
                     partition = _from_table("", self.partition, PARTITIONS)
             options = {k: v for k, v in (("alpha", self.alpha), ("beta", self.beta)) if v is not None}
-            return Federation.load(self.name, self.clients, partition, seed, **options)
+            return Federation.load(self.name, self.clients, partition, seed, data_dir, **options)
 
 
 class ModelSettings(_Table):
@@ -117,6 +126,16 @@ class AlgorithmSettings(_Table):
         return algorithm(self.name, lr=lr, **options)
 
 
+class ClockSettings(_Table):
+    """[clock]: one device for all clients; without it, the devices that decide the steps, or 1 ms per step."""
+
+    step_time: Number = 0.001
+    bandwidth_up: Number | None = None
+    bandwidth_down: Number | None = None
+    latency: Number = 0.0
+    jitter: Number = 0.0
+
+
 class StopSettings(_Table):
     """[stop]: end a run early."""
 
@@ -150,6 +169,7 @@ class Experiment(_Table):
     steps: dict[str, Any]
     algorithm: tuple[AlgorithmSettings, ...] = Field(min_length=1)
     stop: StopSettings = StopSettings()
+    clock: ClockSettings | None = None
 
     @classmethod
     def of(cls, table: dict[str, Any]) -> Experiment:
@@ -175,6 +195,7 @@ class Experiment(_Table):
         """Build everything that can be built without data, so that what is wrong is said now."""
         self.build_steps()
         self.build_stop()
+        self.build_clock()
         self.build_participation()
         if self.target is not None:
             fraction("target", self.target)
@@ -198,6 +219,14 @@ class Experiment(_Table):
     def build_stop(self) -> Stop:
         """Make the stop rule."""
         return Stop(**self.stop.model_dump())
+
+    def build_clock(self) -> Clock | None:
+        """Make the clock, or None for the one that follows from the steps."""
+        if self.clock is None:
+            return None
+        given = {k: v for k, v in self.clock.model_dump().items() if v is not None and k != "jitter"}
+        with section("clock"):
+            return Clock(DeviceProfile("clock", **given), jitter=float(self.clock.jitter))
 
     def build_participation(self) -> Participation | None:
         """Make the participation rule."""
@@ -324,9 +353,10 @@ def _construct(prefix: str, kind: type[T], settings: dict[str, Any]) -> T:
 
 
 def _with_defaults(table: dict[str, Any], kinds: dict[str, type[Any]]) -> dict[str, Any]:
+    fields = dataclasses.fields(kinds[table["kind"]])
     defaults = {
-        f.name: f.default for f in dataclasses.fields(kinds[table["kind"]]) if f.default is not dataclasses.MISSING
-    }
+        f.name: f.default for f in fields if f.default not in (dataclasses.MISSING, None)
+    }  # TOML has no null
     return {"kind": table["kind"], **defaults, **table}
 
 
@@ -347,7 +377,8 @@ def _readable(error: ErrorDetails) -> InputError:
     if error["type"] == "extra_forbidden":
         known = list(Experiment.model_fields)
         if len(error["loc"]) > 1:
-            known = list((DataSettings if error["loc"][0] == "data" else StopSettings).model_fields)
+            tables: dict[str, type[_Table]] = {"data": DataSettings, "clock": ClockSettings}
+            known = list(tables.get(str(error["loc"][0]), StopSettings).model_fields)
         return unknown(path, value, known)
     if error["type"] == "missing":
         return InputError(path, None, "a value: this key is required")

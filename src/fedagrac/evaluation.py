@@ -37,7 +37,7 @@ def evaluate(workload: Workload, x: Tensor, metrics: Mapping[str, Metric]) -> di
     classification = False
     with torch.inference_mode():
         for X, y in zip(torch.split(inputs, CHUNK), torch.split(targets, CHUNK), strict=True):
-            output = module(X)
+            output = module(workload.prepare(X))
             loss += float(workload.loss(output, y)) * len(X)
             classification = not y.is_floating_point() and output.ndim == y.ndim + 1
             if classification:

@@ -13,7 +13,10 @@ from fedagrac import models
 from fedagrac.callbacks.base import Callback
 from fedagrac.callbacks.run_folder import RunFolder, environment, write_atomically
 from fedagrac.config import Experiment, section
+from fedagrac.engines import Workload
 from fedagrac.errors import InputError
+from fedagrac.heterogeneity import Devices
+from fedagrac.models.vector import VectorModel
 from fedagrac.simulation import simulate
 from fedagrac.streams import Purpose, torch_seed
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from fedagrac.algorithms import Algorithm
     from fedagrac.callbacks.progress import Progress
     from fedagrac.data.federation import Federation
+    from fedagrac.heterogeneity import StepSchedule
     from fedagrac.simulation import Run
 
 __all__ = ["Entry", "Prepared", "check_free", "prepare", "run_experiment"]
@@ -47,14 +51,15 @@ class Prepared:
     federation: Federation
     module: nn.Module
     entries: tuple[Entry, ...]
+    steps: StepSchedule
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of `simulate` that all entries share."""
         e = self.experiment
         return {
             "rounds": e.rounds,
-            "steps": e.build_steps(),
-            "batch_size": None if e.data.batch_size == "full" else e.data.batch_size,
+            "steps": self.steps,
+            "batch_size": _batch_size(e),
             "sampling": e.data.sampling,
             "participation": e.build_participation(),
             "weight_decay": float(e.weight_decay),
@@ -64,10 +69,11 @@ class Prepared:
             "precision": e.precision,
             "eval_every": e.eval_every,
             "stop": e.build_stop(),
+            "clock": e.build_clock(),
         }
 
 
-def prepare(experiment: Experiment) -> Prepared:
+def prepare(experiment: Experiment, data_dir: str | Path | None = None) -> Prepared:
     """Load the data, build the model and the algorithms; what is wrong with any of them is said now.
 
     Examples:
@@ -75,12 +81,14 @@ def prepare(experiment: Experiment) -> Prepared:
         >>> prepared.federation.num_clients, len(prepared.entries)
         (20, 9)
     """
-    federation = experiment.data.build(experiment.seed)
+    federation = experiment.data.build(experiment.seed, data_dir)
     with section("model"):
         module = _build_model(experiment, federation)
     module = module.to(getattr(torch, experiment.dtype))
     steps = experiment.build_steps()
     steps.check(federation.num_clients, experiment.rounds)
+    if isinstance(steps, Devices) and steps.needs_flops:
+        steps = steps.with_flops(_step_flops(experiment, federation, module))
     K = steps.counts(0, federation.num_clients, experiment.seed)
     entries = []
     resolved = experiment.resolved()
@@ -95,13 +103,25 @@ def prepare(experiment: Experiment) -> Prepared:
         label = settings.label or algorithm.name
         table = {**resolved, "algorithm": [{**resolved["algorithm"][index], "lr": float(lr), "label": label}]}
         entries.append(Entry(label, settings.folder, algorithm, note, table))
-    return Prepared(experiment, federation, module, tuple(entries))
+    return Prepared(experiment, federation, module, tuple(entries), steps)
+
+
+def _batch_size(experiment: Experiment) -> int | None:
+    return None if experiment.data.batch_size == "full" else experiment.data.batch_size
+
+
+def _step_flops(experiment: Experiment, federation: Federation, module: nn.Module) -> float:
+    """Count the operations of one local step, so that devices given by their flops have step counts."""
+    model = VectorModel(module)
+    settings = experiment.data.sampling, float(experiment.weight_decay), experiment.seed
+    return Workload.of(model, federation, None, _batch_size(experiment), *settings).step_flops()
 
 
 def _build_model(experiment: Experiment, federation: Federation) -> nn.Module:
     sizes = experiment.model.sizes
     if experiment.model.name == "logistic":
         sizes.setdefault("features", federation.inputs[0].numel())
+    if experiment.model.name in models.REGISTRY:
         sizes.setdefault("classes", max(2, federation.num_classes or 2))
     with torch.random.fork_rng([]):
         torch.default_generator.manual_seed(torch_seed(experiment.seed, Purpose.MODEL))

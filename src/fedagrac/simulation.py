@@ -7,13 +7,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
 from fedagrac.algorithms import Algorithm
-from fedagrac.algorithms.base import State
+from fedagrac.algorithms.base import Cost, State
 from fedagrac.callbacks.base import Callback
 from fedagrac.clients import ClientTable
 from fedagrac.cohort import Cohort, Population
@@ -22,7 +23,7 @@ from fedagrac.data.federation import Federation
 from fedagrac.engines import ENGINES, Engine, Loss, Workload
 from fedagrac.errors import InputError, count, fraction, non_negative, one_of, positive
 from fedagrac.evaluation import Metric, evaluate
-from fedagrac.heterogeneity import Clock, Constant, Participation, StepSchedule
+from fedagrac.heterogeneity import Clock, Constant, Devices, Participation, StepSchedule
 from fedagrac.models.vector import VectorModel
 from fedagrac.results import History, Record, SimulationResult, Status
 
@@ -109,16 +110,16 @@ class Run:
         """Return who takes part in the next round, and with how many steps."""
         fed, t = self.federation, len(self.history)
         clients = np.arange(fed.num_clients)
-        masses = fed.masses
+        masses: Sequence[int | Fraction] = fed.masses
         if self.participation is not None:
             clients, times = self.participation.draw(t, fed.weights, self.seed)
             by_weight = self.participation.by == "weight"
-            masses = tuple(map(int, times)) if by_weight else tuple(fed.masses[i] for i in clients)
+            masses = times.tolist() if by_weight else [fed.masses[int(i)] for i in clients]
         K = self.steps.counts(t, fed.num_clients, self.seed)
         return self.cohort_of(clients, K[clients], masses)
 
     def cohort_of(
-        self, clients: npt.NDArray[np.int64], steps: npt.NDArray[np.int64], masses: tuple[Any, ...]
+        self, clients: npt.NDArray[np.int64], steps: npt.NDArray[np.int64], masses: Sequence[int | Fraction]
     ) -> Cohort:
         """Return a cohort of these clients in the next round."""
         return Cohort(
@@ -137,7 +138,7 @@ class Run:
         new = self.table.unseen(cohort.clients)
         if len(new):
             keep = np.isin(cohort.clients, new)
-            masses = tuple(mass for mass, k in zip(cohort.masses, keep, strict=True) if k)
+            masses = [mass for mass, k in zip(cohort.masses, keep, strict=True) if k]
             newcomers = self.cohort_of(new, cohort.steps[keep], masses)
             self.table.put(new, self.algorithm.enter(self.state, newcomers))
 
@@ -152,17 +153,25 @@ class Run:
         self.table.put(cohort.clients, next_rows)
         return cohort, float(np.dot(cohort.weights, result.loss.cpu().numpy()))
 
-    def charge(self, down: int, up: int, steps: npt.NDArray[np.int64]) -> tuple[int, int]:
-        """Put vectors moved and steps computed on the clock and the wire; return bytes down and up."""
+    def charge(self, clients: npt.NDArray[np.int64], cost: Cost, steps: npt.NDArray[np.int64]) -> tuple[int, int]:
+        """Put vectors moved and steps computed on the wire and the clock; return bytes down and up."""
         size = len(self.state["x"]) * self.state["x"].element_size()
-        self.sim_time += self.clock.round_time(steps)
-        self.bytes_total += (down + up) * size
-        return down * size, up * size
+        down, up = cost.down * size, cost.up * size
+        done = steps + cost.extra_steps
+        self.sim_time += self.clock.round_time(len(self.history), clients, done, down, up, self.seed)
+        self.bytes_total += int(down.sum() + up.sum())
+        return int(down.sum()), int(up.sum())
+
+    def charge_start(self) -> None:
+        """Charge what happens before round 1: every client receives x_1 and sends its full local gradient."""
+        M = self.federation.num_clients
+        epochs = epoch_steps(self.federation.sizes, self.workload.batch_size)
+        once = np.ones(M, np.int64)
+        self.charge(np.arange(M), Cost(down=once, up=once, extra_steps=epochs), np.zeros(M, np.int64))
 
     def record(self, cohort: Cohort, train_loss: float, measured: Mapping[str, float | None]) -> Record:
         """Write the round into the history."""
-        cost = self.algorithm.cost(cohort)
-        down, up = self.charge(int(cost.down.sum()), int(cost.up.sum()), cohort.steps + cost.extra_steps)
+        down, up = self.charge(cohort.clients, self.algorithm.cost(cohort), cohort.steps)
         self.history.append(
             {
                 "round": len(self.history) + 1,
@@ -227,7 +236,7 @@ def simulate(
         eval_every: evaluate every so many rounds, and after the last (unless a callback ended the run).
         metrics: more measures of the test data: {name: (output, target) -> scalar}.
         stop: end early.
-        clock: simulated time; by default 1 ms per step, and the wire costs nothing.
+        clock: simulated time; by default that of the devices which decide the steps, or 1 ms per step.
         callbacks: objects with on_start(run), on_round(run, record) and on_end(run, result).
 
     Examples:
@@ -267,6 +276,11 @@ def simulate(
     vector_model = VectorModel(model, chosen, dtype)
     workload = Workload.of(vector_model, federation, loss, batch_size, sampling, weight_decay, seed)
     runner = ENGINES["serial" if engine == "auto" else engine](workload)
+    if isinstance(steps, Devices) and steps.needs_flops:
+        steps = steps.with_flops(workload.step_flops())
+    if clock is None:
+        clock = Clock.of(steps) if isinstance(steps, Devices) else Clock()
+    clock.check(federation.num_clients)
 
     with _precision(precision, chosen):
         started = time.perf_counter()
@@ -278,16 +292,15 @@ def simulate(
             engine=runner,
             steps=steps,
             participation=participation,
-            clock=clock or Clock(),
+            clock=clock,
             rounds=rounds,
             seed=seed,
             state=algorithm.start(x, Population(federation.weights, runner.gradients)),
             table=ClientTable(federation.num_clients),
             started=started,
         )
-        if algorithm.starts_with_gradients:  # every client once: x_1 down, its gradient up, one local epoch
-            M = federation.num_clients
-            run.charge(down=M, up=M, steps=epoch_steps(federation.sizes, batch_size))
+        if algorithm.starts_with_gradients:
+            run.charge_start()
         status, reason = _loop(run, eval_every, measures, stop or Stop(), callbacks)
         result = SimulationResult(
             algorithm, federation, run.state["x"].cpu(), run.history, status, reason, vector_model

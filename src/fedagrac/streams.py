@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     MODEL = 6
     DROPOUT = 7
     AUGMENTATION = 8
+    JITTER = 9
 
 
 def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

@@ -1,6 +1,6 @@
-"""Data: federations, partitions, batch sampling."""
+"""Data: federations, partitions, batch sampling, files."""
 
 from fedagrac.data.federation import DATASETS, Federation
-from fedagrac.data.partition import IID, Dirichlet, Partition, Shards
+from fedagrac.data.partition import IID, Dirichlet, Indices, Natural, Partition, Resample, Shards
 
-__all__ = ["DATASETS", "IID", "Dirichlet", "Federation", "Partition", "Shards"]
+__all__ = ["DATASETS", "IID", "Dirichlet", "Federation", "Indices", "Natural", "Partition", "Resample", "Shards"]

@@ -6,13 +6,16 @@ The samples exist once; clients are lists of sample numbers. Weights are omega_i
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from fedagrac.data.partition import IID, Partition
-from fedagrac.data.sources import digits, synthetic
+from fedagrac.data import files
+from fedagrac.data.images import Images
+from fedagrac.data.partition import IID, Partition, Shares, StoredShares
+from fedagrac.data.sources import a9a, cifar10, digits, fashion_mnist, synthetic
 from fedagrac.errors import InputError, count, one_of, unknown
 
 if TYPE_CHECKING:
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DATASETS", "Federation"]
 
-DATASETS = ("digits", "synthetic")
+READERS = {"a9a": a9a, "fashion-mnist": fashion_mnist, "cifar10": cifar10}
+"""Data sets that are read from files, and how."""
+
+DATASETS = (*READERS, "digits", "synthetic")
 """The names `Federation.load` knows."""
 
 
@@ -33,7 +39,8 @@ class Federation:
 
     Attributes:
         name: what it is called in tables and run folders.
-        inputs, targets: the pooled training samples, [n, ...] and [n].
+        inputs, targets: the pooled training samples, [n, ...] and [n]; pictures stay bytes.
+        images: how bytes become inputs, or None.
         test: the test inputs and targets, or None.
         sizes: n_i, samples per client, [M].
         weights: omega_i, [M], summing to 1.
@@ -49,31 +56,30 @@ class Federation:
         self,
         inputs: Tensor,
         targets: Tensor,
-        shares: Sequence[npt.NDArray[np.int64]],
+        shares: Shares,
         test: tuple[Tensor, Tensor] | None = None,
         weights: Sequence[float] | npt.NDArray[np.float64] | None = None,
         name: str = "custom",
         cites: tuple[str, ...] = (),
+        images: Images | None = None,
     ) -> None:
-        self.name, self.cites = name, cites
-        self.inputs, self.targets, self.test = inputs, targets, test
+        self.name, self.cites, self.images = name, cites, images
+        self.inputs, self.targets, self.test, self.shares = inputs, targets, test, shares
         for field, tensor in (("inputs", inputs), ("targets", targets), *_named(test)):
             _check_finite(field, tensor)
         if test is not None and test[0].shape[1:] != inputs.shape[1:]:
             raise InputError("test inputs", tuple(test[0].shape), f"samples of shape {tuple(inputs.shape[1:])}")
-        if not shares:
+        self.sizes = shares.sizes
+        if not len(self.sizes):
             raise InputError("clients", 0, "at least one client")
-        self.sizes = np.array([len(share) for share in shares], np.int64)
-        for i, size in enumerate(self.sizes):
-            if size == 0:
-                raise InputError(f"client {i}", "no samples", "at least one sample per client")
-        self._offsets = np.concatenate([[0], np.cumsum(self.sizes)])
-        self._flat = np.concatenate(shares).astype(np.int64)
-        self.masses: tuple[int | Fraction, ...] = (
-            tuple(int(n) for n in self.sizes) if weights is None else _exact_weights(weights, len(self.sizes))
-        )
-        total = sum(self.masses)
-        self.weights = np.array([float(Fraction(n) / total) for n in self.masses])
+        if self.sizes.min() == 0:
+            raise InputError(f"client {self.sizes.argmin()}", "no samples", "at least one sample per client")
+        self.masses: Sequence[int | Fraction] = self.sizes.tolist()
+        self.weights = self.sizes / self.sizes.sum()
+        if weights is not None:
+            self.masses = _exact_weights(weights, len(self.sizes))
+            total = sum(self.masses)
+            self.weights = np.array([float(mass / total) for mass in self.masses])
 
     @property
     def num_clients(self) -> int:
@@ -89,11 +95,11 @@ class Federation:
 
     def samples_of(self, client: int) -> npt.NDArray[np.int64]:
         """Return the numbers of the client's samples in the pool."""
-        return self._flat[self._offsets[client] : self._offsets[client + 1]]
+        return self.shares[client]
 
     def __repr__(self) -> str:
         return (
-            f"Federation({self.name!r}, {self.num_clients} clients, {len(self._flat)} samples of shape "
+            f"Federation({self.name!r}, {self.num_clients} clients, {self.sizes.sum()} samples of shape "
             f"{tuple(self.inputs.shape[1:])}, {self.sizes.min()} to {self.sizes.max()} each)"
         )
 
@@ -123,8 +129,32 @@ class Federation:
                     )
         inputs, targets = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
         ends = np.cumsum([len(X) for X, _ in pairs])
-        shares = [np.arange(end - len(X), end) for end, (X, _) in zip(ends, pairs, strict=True)]
+        shares = StoredShares([np.arange(end - len(X), end) for end, (X, _) in zip(ends, pairs, strict=True)])
         return cls(inputs, targets, shares, None if test is None else _pair("test", test), weights, name)
+
+    @classmethod
+    def from_pool(
+        cls,
+        inputs: Any,
+        targets: Any,
+        clients: int,
+        partition: Partition,
+        test: tuple[Any, Any] | None = None,
+        seed: int = 0,
+        name: str = "custom",
+    ) -> Federation:
+        """Split one data set of your own over clients, by any partition.
+
+        Examples:
+            >>> from fedagrac import Natural
+            >>> fed = Federation.from_pool([[0.0], [1.0], [2.0]], [0, 1, 1], 2, Natural(["ann", "bob", "ann"]))
+            >>> fed.sizes.tolist()
+            [2, 1]
+        """
+        X, y = _pair("pool", (inputs, targets))
+        _check_partition(partition)
+        shares = partition.split(_labels(y), clients, count("seed", seed, least=0))
+        return cls(X, y, shares, None if test is None else _pair("test", test), None, name)
 
     @classmethod
     def load(
@@ -133,15 +163,17 @@ class Federation:
         clients: int = 20,
         partition: Partition | None = None,
         seed: int = 0,
+        data_dir: str | Path | None = None,
         **options: Any,
     ) -> Federation:
         """Load a built-in data set and split it over clients.
 
         Args:
-            name: digits or synthetic.
+            name: a9a, fashion-mnist, cifar10, digits or synthetic.
             clients: M.
             partition: how to split; IID by default. Synthetic comes split by nature and takes none.
             seed: of the partition, and of synthetic's samples.
+            data_dir: where to look for files first; `fedagrac data list` shows where else.
             options: synthetic takes alpha and beta.
 
         Examples:
@@ -151,25 +183,46 @@ class Federation:
         one_of("name", name, DATASETS)
         count("clients", clients)
         count("seed", seed, least=0)
-        allowed = {"synthetic": ["alpha", "beta"]}.get(name, [])
+        allowed = ["alpha", "beta"] if name == "synthetic" else []
         for key, value in options.items():
             if key not in allowed:
                 raise unknown(f"{name}.{key}", value, allowed)
-        if partition is not None and not isinstance(partition, Partition):
-            raise InputError("partition", partition, "a partition such as Dirichlet(0.3), Shards(5) or IID()")
-        samples = synthetic(clients, seed=seed, **options) if name == "synthetic" else digits()
+        if partition is not None:
+            _check_partition(partition)
+        if name == "synthetic":
+            samples = synthetic(clients, seed=seed, **options)
+        elif name == "digits":
+            samples = digits()
+        else:
+            samples = READERS[name](files.ready(name, data_dir))
         if samples.natural is not None and partition is not None:
             raise InputError("partition", partition, f"none: {name} is split by nature, client by client")
-        shares = samples.natural or (partition or IID()).split(samples.train[1], clients, seed)
+        shares: Shares
+        if samples.natural is not None:
+            shares = StoredShares(samples.natural)
+        else:
+            shares = (partition or IID()).split(samples.train[1], clients, seed)
         inputs, targets = map(torch.from_numpy, samples.train)
         test = (torch.from_numpy(samples.test[0]), torch.from_numpy(samples.test[1]))
-        return cls(inputs, targets, shares, test, None, name, (name,))
+        return cls(inputs, targets, shares, test, None, name, (name,), samples.images)
 
     def plot(self) -> Figure:
         """Draw who holds which labels: one column per client, one row per class, area by sample count."""
         from fedagrac.data.plot import plot_labels
 
         return plot_labels(self)
+
+
+def _check_partition(partition: Any) -> None:
+    if not isinstance(partition, Partition):
+        raise InputError("partition", partition, "a partition such as Dirichlet(0.3), Shards(5) or IID()")
+
+
+def _labels(targets: Tensor) -> npt.NDArray[np.int64]:
+    """Return what a partition sees: the class labels, or one class for all where targets are not labels."""
+    return (
+        targets.numpy() if targets.dtype == torch.int64 and targets.ndim == 1 else np.zeros(len(targets), np.int64)
+    )
 
 
 def _named(test: tuple[Tensor, Tensor] | None) -> list[tuple[str, Tensor]]:

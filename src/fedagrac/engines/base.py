@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from fedagrac.data.batches import Sampling, batch_positions
+from fedagrac.data.images import crop_and_flip, draw_shifts
 from fedagrac.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from fedagrac.local import Plan, Result
     from fedagrac.models.vector import VectorModel
 
-__all__ = ["Engine", "Loss", "Workload"]
+__all__ = ["Batches", "Engine", "Loss", "Workload"]
 
 Loss = Callable[["Tensor", "Tensor"], "Tensor"]
 """(output, target) -> scalar mean over the samples."""
@@ -42,13 +44,26 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Batches:
+    """What a client uses in its steps: sample numbers [steps, batch], and shifts [steps, batch, 3] or None."""
+
+    samples: Tensor
+    shifts: Tensor | None
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        yield from zip(
+            self.samples, self.shifts if self.shifts is not None else itertools.repeat(None), strict=False
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Workload:
     """The problem as an engine sees it: a model, a loss, data on the device, and how batches are drawn.
 
     Attributes:
         model: the module as a function of x.
         loss: a scalar mean over the samples of a batch.
-        inputs, targets: the pooled training samples, resident on the device.
+        inputs, targets: the pooled training samples, resident on the device; pictures as bytes.
         weight_decay: adds weight_decay * x to every gradient.
     """
 
@@ -78,7 +93,8 @@ class Workload:
         embeds = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.module.modules())
 
         def place(tensor: Tensor, label: bool) -> Tensor:
-            keep = not tensor.is_floating_point() and (label or embeds)
+            pixels = not label and federation.images is not None and tensor.dtype == torch.uint8
+            keep = pixels or (not tensor.is_floating_point() and (label or embeds))
             return tensor.to(model.device, None if keep else model.dtype)
 
         test = federation.test
@@ -97,15 +113,47 @@ class Workload:
         workload._try(default_loss=loss is None)
         return workload
 
-    def indices(self, client: int, steps: int, round: int) -> Tensor:
-        """Return which samples of the pool the client uses in each step of the round, [steps, batch]."""
+    def draw(self, client: int, steps: int, round: int) -> Batches:
+        """Return which samples the client uses in each step of the round, and how its pictures are shifted."""
         own = self.federation.samples_of(client)
         positions = batch_positions(len(own), steps, self.batch_size, self.sampling, self.seed, round, client)
-        return torch.from_numpy(own[positions]).to(self.model.device)
+        samples = torch.from_numpy(own[positions]).to(self.model.device)
+        images = self.federation.images
+        if images is None or not images.padding:
+            return Batches(samples, None)
+        batch = positions.shape[1]
+        shifts = draw_shifts(steps, batch, images.padding, self.seed, round, client)
+        return Batches(samples, torch.from_numpy(shifts).to(self.model.device))
+
+    def load(self, samples: Tensor, shifts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of some training samples, ready for the module."""
+        inputs = self.inputs[samples]
+        if shifts is not None:
+            assert self.federation.images is not None
+            inputs = crop_and_flip(inputs, shifts, self.federation.images.padding)
+        return self.prepare(inputs), self.targets[samples]
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Return inputs as the module wants them: stored pictures become normalised numbers."""
+        images = self.federation.images
+        return inputs if images is None or inputs.dtype != torch.uint8 else images(inputs, self.model.dtype)
+
+    def step_flops(self) -> float:
+        """Return the floating-point operations of one local step (forward and backward), as torch counts them.
+
+        Multiplications and additions of matrix products and convolutions; everything else is neglected.
+        """
+        from torch.utils.flop_counter import FlopCounterMode
+
+        samples = int(self.batch_size or self.federation.sizes.mean())
+        inputs, targets = self.load(torch.arange(samples, device=self.model.device) % len(self.inputs))
+        with torch.random.fork_rng(), FlopCounterMode(display=False) as counter:
+            self.model.gradient(self.loss(self.model.module(inputs), targets))
+        return float(counter.get_total_flops())
 
     def _try(self, default_loss: bool) -> None:
         """Run two samples through model and loss, so that what does not fit is said before any work starts."""
-        inputs, targets = self.inputs[:2], self.targets[:2]
+        inputs, targets = self.load(torch.arange(min(2, len(self.inputs)), device=self.model.device))
         try:
             with torch.random.fork_rng(), torch.no_grad():
                 output = self.model.module(inputs)

@@ -52,8 +52,8 @@ class SerialEngine:
                 c_i = None if plan.correction is None else plan.correction[i]
                 running = torch.zeros((), dtype=torch.float64, device=x.device)
                 w.model.bind(x_i)
-                for k, batch in enumerate(w.indices(client, K, round)):
-                    value, g = self._gradient(x_i, batch)
+                for k, (samples, shifts) in enumerate(w.draw(client, K, round)):
+                    value, g = self._gradient(x_i, *w.load(samples, shifts))
                     running += value
                     if first is not None and k < n_first:
                         first[i] += g / n_first
@@ -78,19 +78,20 @@ class SerialEngine:
             for i, client in enumerate(clients):
                 self._seed(round, client)
                 if batch == "first":
-                    samples = w.indices(client, 1, round)[0]
-                else:
-                    samples = torch.from_numpy(w.federation.samples_of(client)).to(x.device)
+                    for samples, shifts in w.draw(client, 1, round):
+                        rows[i] = self._gradient(x, *w.load(samples, shifts))[1]
+                    continue
+                samples = torch.from_numpy(w.federation.samples_of(client)).to(x.device)
                 for chunk in torch.split(samples, FULL_GRADIENT_CHUNK):
-                    _, g = self._gradient(x, chunk)
+                    _, g = self._gradient(x, *w.load(chunk))
                     rows[i] += g * (len(chunk) / len(samples))
         return rows
 
-    def _gradient(self, x: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Return loss and gradient at x, to which the module is bound, over the samples in `batch`."""
+    def _gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return loss and gradient at x, to which the module is bound, over a batch."""
         w = self.workload
         with torch.enable_grad():
-            loss = w.loss(w.model.module(w.inputs[batch]), w.targets[batch])
+            loss = w.loss(w.model.module(inputs), targets)
             g = w.model.gradient(loss)
         if w.weight_decay:
             g += w.weight_decay * x

@@ -1,6 +1,7 @@
-"""How clients differ and when they come: step counts, participation, the simulated clock."""
+"""How clients differ and when they come: step counts, devices, participation, the simulated clock and wire."""
 
 from fedagrac.heterogeneity.clock import Clock
+from fedagrac.heterogeneity.devices import DEVICES, DeviceProfile, Devices
 from fedagrac.heterogeneity.participation import Participation
 from fedagrac.heterogeneity.steps import (
     Constant,
@@ -13,8 +14,11 @@ from fedagrac.heterogeneity.steps import (
 )
 
 __all__ = [
+    "DEVICES",
     "Clock",
     "Constant",
+    "DeviceProfile",
+    "Devices",
     "Explicit",
     "Extreme",
     "Gaussian",

@@ -1,36 +1,92 @@
-"""The simulated clock of a synchronous round: the slowest client decides."""
+"""The simulated clock and wire of a synchronous round: the slowest client decides."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedagrac.errors import positive
+import numpy as np
+
+from fedagrac.errors import InputError
+from fedagrac.heterogeneity.devices import DeviceProfile, Devices, step_times
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 __all__ = ["Clock"]
 
+DEFAULT = DeviceProfile("default", step_time=0.001)
+
 
 @dataclass(frozen=True)
 class Clock:
-    """Simulated seconds: every client computes one step in `step_time` seconds; the wire takes no time.
+    """Simulated seconds: a round lasts until its slowest member has downloaded, computed and uploaded.
 
-    A round lasts until its slowest member is done, so by default the client with the most steps decides.
+    Attributes:
+        devices: one profile for all clients, or one per client. By default every step takes 1 ms and the wire
+            takes no time.
+        jitter: spread of a log-normal factor on every client's step time, drawn anew in every round.
+        step_flops: operations per step, for devices given by their flops.
 
     Examples:
-        >>> import numpy as np
-        >>> Clock(step_time=0.5).round_time(np.array([2, 7, 4]))
-        3.5
+        >>> clock = Clock(DeviceProfile("phone", step_time=0.5, bandwidth_up=10.0))
+        >>> K, nothing = np.array([2, 7, 4]), np.zeros(3)
+        >>> clock.round_time(0, np.arange(3), K, down=nothing, up=np.array([100, 0, 20]), seed=0)
+        11.0
     """
 
-    step_time: float = 0.001
+    devices: DeviceProfile | Sequence[DeviceProfile] = DEFAULT
+    jitter: float = 0.0
+    step_flops: float | None = None
 
     def __post_init__(self) -> None:
-        positive("step_time", self.step_time)
+        given: Any = self.devices
+        if isinstance(given, DeviceProfile):
+            return
+        if not isinstance(given, Sequence) or not all(isinstance(p, DeviceProfile) for p in given):
+            raise InputError("clock.devices", given, "a DeviceProfile, or one per client")
+        object.__setattr__(self, "devices", tuple(given))
 
-    def round_time(self, steps: npt.NDArray[np.int64]) -> float:
-        """Return how long a round lasts in which the members compute `steps` steps each."""
-        return float(steps.max() * self.step_time)
+    @classmethod
+    def of(cls, devices: Devices) -> Clock:
+        """Return the clock of the devices that decide the step counts."""
+        return cls(devices.resolved, devices.jitter, devices.step_flops)
+
+    def check(self, clients: int) -> None:
+        """One profile, or one per client."""
+        if not isinstance(self.devices, DeviceProfile) and len(self.devices) != clients:
+            accepted = f"one profile, or one for each of {clients} clients"
+            raise InputError("clock.devices", f"{len(self.devices)} profiles", accepted)
+
+    def round_time(
+        self,
+        round: int,
+        clients: npt.NDArray[np.int64],
+        steps: npt.NDArray[np.int64],
+        down: npt.NDArray[Any],
+        up: npt.NDArray[Any],
+        seed: int,
+    ) -> float:
+        """Return how long a round lasts: max over its members of download + K_i steps + upload.
+
+        Args:
+            round: rounds already done.
+            clients: the members, [m].
+            steps: how many steps each computes, [m].
+            down: bytes each receives, [m].
+            up: bytes each sends, [m].
+            seed: names the jitter.
+        """
+        if isinstance(self.devices, DeviceProfile):
+            device = self.devices
+            each = np.full(len(clients), device.seconds_per_step(self.step_flops))
+            members = [device] * len(clients)
+            if self.jitter:
+                many = [device] * (int(clients.max()) + 1)
+                each = step_times(many, self.step_flops, self.jitter, round, seed)[clients]
+        else:
+            each = step_times(self.devices, self.step_flops, self.jitter, round, seed)[clients]
+            members = [self.devices[i] for i in clients]
+        wire = np.array([p.transfer_time(d, u) for p, d, u in zip(members, down, up, strict=True)])
+        return float((wire + steps * each).max())

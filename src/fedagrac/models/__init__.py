@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedagrac.errors import count, one_of, unknown
+from fedagrac.errors import InputError, count, one_of, unknown
+from fedagrac.models.networks import alexnet, cnn, vgg19
 from fedagrac.models.vector import VectorModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["REGISTRY", "VectorModel", "build", "logistic"]
+__all__ = ["REGISTRY", "VectorModel", "alexnet", "build", "cnn", "logistic", "vgg19"]
 
 
 def logistic(features: int = 123, classes: int = 2) -> nn.Module:
@@ -33,20 +37,51 @@ def logistic(features: int = 123, classes: int = 2) -> nn.Module:
     return nn.Sequential(nn.Flatten(), linear)
 
 
-REGISTRY: dict[str, Callable[..., nn.Module]] = {"logistic": logistic}
+REGISTRY: dict[str, Callable[..., nn.Module]] = {
+    "logistic": logistic,
+    "cnn": cnn,
+    "alexnet": alexnet,
+    "vgg19": vgg19,
+}
 """Every built-in model by name."""
 
 
 def build(name: str, **sizes: Any) -> nn.Module:
-    """Build a model by name; sizes default to the paper's data set.
+    """Build a model by name, sizes defaulting to the paper's data set; or one of yours, as "module:factory".
 
     Examples:
         >>> build("logistic", features=4, classes=3)[1]
         Linear(in_features=4, out_features=3, bias=True)
+        >>> build("torch.nn:Linear", in_features=2, out_features=3)
+        Linear(in_features=2, out_features=3, bias=True)
     """
+    if isinstance(name, str) and ":" in name:
+        return _imported(name, sizes)
     factory = REGISTRY[one_of("name", name, REGISTRY)]
     accepted = list(inspect.signature(factory).parameters)
     for key, value in sizes.items():
         if key not in accepted:
             raise unknown(f"{name}.{key}", value, accepted)
     return factory(**sizes)
+
+
+def _imported(path: str, sizes: dict[str, Any]) -> nn.Module:
+    """Call the factory that an import path names; the current folder is searched too."""
+    module_name, _, factory_name = path.partition(":")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        factory = getattr(importlib.import_module(module_name), factory_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError("name", path, f"module:factory that can be imported ({error})") from error
+    finally:
+        sys.path.remove(here)
+    try:
+        model = factory(**sizes)
+    except TypeError as error:
+        raise InputError(
+            "name", path, f"a factory that takes {', '.join(sizes) or 'nothing'} ({error})"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise InputError("name", path, f"a factory of torch.nn.Module; it returned {type(model).__name__}")
+    return model

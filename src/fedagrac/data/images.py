@@ -1,0 +1,77 @@
+"""Pictures: stored as bytes, normalised on the device, cropped and flipped from keyed streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from fedagrac.streams import Purpose, stream
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+__all__ = ["Images", "crop_and_flip", "draw_shifts"]
+
+
+@dataclass(frozen=True)
+class Images:
+    """How stored bytes [n, C, H, W] become inputs: (byte / 255 - mean) / std per channel.
+
+    Attributes:
+        mean, std: per channel, of bytes scaled to [0, 1].
+        padding: training pictures are cropped at random out of a frame this much wider on every side and flipped
+            half the time; 0 for no augmentation.
+
+    Examples:
+        >>> Images(mean=(0.5,), std=(0.25,))(torch.tensor([[[[255]]]], dtype=torch.uint8), torch.float32)
+        tensor([[[[2.]]]])
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    padding: int = 0
+
+    def __call__(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the normalised pictures."""
+        mean, std = (
+            torch.tensor(v, dtype=dtype, device=pixels.device)[:, None, None] for v in (self.mean, self.std)
+        )
+        return (pixels.to(dtype) / 255 - mean) / std
+
+
+def draw_shifts(steps: int, batch: int, padding: int, seed: int, round: int, client: int) -> npt.NDArray[np.int64]:
+    """Return how each picture of each step is shifted down, shifted right and flipped, [steps, batch, 3].
+
+    The stream is the client's own, so it sees the same augmented batches in every engine.
+
+    Examples:
+        >>> draw_shifts(2, 5, padding=4, seed=0, round=0, client=0).shape
+        (2, 5, 3)
+    """
+    generator = stream(seed, Purpose.AUGMENTATION, round, client)
+    return generator.integers(0, [2 * padding + 1, 2 * padding + 1, 2], (steps, batch, 3))
+
+
+def crop_and_flip(pixels: Tensor, shifts: Tensor, padding: int) -> Tensor:
+    """Cut every picture [n, C, H, W] out of its black-framed version at its own place, and flip it where asked.
+
+    Examples:
+        >>> picture = torch.arange(4, dtype=torch.uint8).reshape(1, 1, 2, 2)
+        >>> crop_and_flip(picture, torch.tensor([[1, 1, 1]]), padding=1)   # in place, mirrored
+        tensor([[[[1, 0],
+                  [3, 2]]]], dtype=torch.uint8)
+    """
+    n, channels, height, width = pixels.shape
+    framed = functional.pad(pixels, [padding] * 4)
+    device = pixels.device
+    rows = shifts[:, 0, None] + torch.arange(height, device=device)
+    columns = torch.arange(width, device=device).expand(n, width)
+    columns = shifts[:, 1, None] + torch.where(shifts[:, 2, None] == 1, width - 1 - columns, columns)
+    picture = torch.arange(n, device=device)[:, None, None, None]
+    channel = torch.arange(channels, device=device)[None, :, None, None]
+    return framed[picture, channel, rows[:, None, :, None], columns[:, None, None, :]]

@@ -1,0 +1,94 @@
+"""The paper's networks, layer by layer as in its tables. The softmax is in the loss (cross-entropy)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedagrac.errors import count
+
+__all__ = ["alexnet", "cnn", "vgg19"]
+
+
+def cnn(classes: int = 10) -> nn.Module:
+    """The 2-layer CNN for Fashion-MNIST, 21,840 parameters.
+
+    Examples:
+        >>> sum(p.numel() for p in cnn().parameters())
+        21840
+    """
+    count("classes", classes, least=2)
+    return nn.Sequential(
+        nn.Conv2d(1, 10, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(10, 20, kernel_size=5),
+        nn.ReLU(),
+        nn.Dropout2d(0.5),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(320, 50),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(50, classes),
+    )
+
+
+def alexnet(classes: int = 10) -> nn.Module:
+    """AlexNet for CIFAR-10, 7.21 million parameters.
+
+    Examples:
+        >>> sum(p.numel() for p in alexnet().parameters())
+        7212874
+    """
+    count("classes", classes, least=2)
+    return nn.Sequential(
+        nn.Conv2d(3, 64, kernel_size=11, stride=4, padding=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2, stride=2),
+        nn.Conv2d(64, 192, kernel_size=5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2, stride=2),
+        nn.Conv2d(192, 384, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(384, 256, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(256, 256, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2, stride=2),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(256, 2048),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(2048, 2048),
+        nn.ReLU(),
+        nn.Linear(2048, classes),
+    )
+
+
+def vgg19(classes: int = 10) -> nn.Module:
+    """VGG-19 for CIFAR-10, 20.55 million parameters.
+
+    Examples:
+        >>> sum(p.numel() for p in vgg19().parameters())
+        20554826
+    """
+    count("classes", classes, least=2)
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, convolutions in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+        for _ in range(convolutions):
+            layers += [nn.Conv2d(channels, width, kernel_size=3, padding=1), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2, stride=2))
+    return nn.Sequential(
+        *layers,
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(512, 512),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(512, 512),
+        nn.ReLU(),
+        nn.Linear(512, classes),
+    )
