@@ -203,7 +203,7 @@ def simulate(
     participation: int | float | Participation | None = None,
     weight_decay: float = 0.0,
     seed: int = 0,
-    engine: Literal["auto", "serial"] = "auto",
+    engine: Literal["auto", "serial", "lanes"] = "auto",
     compile: bool | Literal["auto"] = "auto",
     device: str = "auto",
     dtype: torch.dtype | None = None,
@@ -228,8 +228,8 @@ def simulate(
         participation: None for everyone, a number or a fraction of clients each round, or a `Participation`.
         weight_decay: l2: adds weight_decay * x to every gradient.
         seed: names every random draw of the run.
-        engine: how local steps are executed; "auto" chooses.
-        compile: compiled steps; the serial engine runs eagerly, so only "auto" and False are accepted.
+        engine: "serial" runs one client after another, "lanes" many at once; "auto" is serial for now.
+        compile: compiled steps; not there yet, so only "auto" and False are accepted.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         dtype: torch.float32 or torch.float64; None for the model's.
         precision: "tf32" allows reduced-precision matrix products on GPUs.
@@ -267,7 +267,7 @@ def simulate(
     count("seed", seed, least=0)
     one_of("engine", engine, ["auto", *ENGINES])
     if compile not in ("auto", False):
-        raise InputError("compile", compile, '"auto" or False: the serial engine runs eagerly')
+        raise InputError("compile", compile, '"auto" or False: steps are not compiled yet')
     chosen = _device(device)
     if participation is not None and not isinstance(participation, Participation):
         participation = Participation(participation)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,7 +16,6 @@ from fedagrac.data.images import crop_and_flip, draw_shifts
 from fedagrac.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
     from torch import Tensor
 
@@ -112,6 +112,15 @@ class Workload:
         )
         workload._try(default_loss=loss is None)
         return workload
+
+    def batch_sizes(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return how many samples each client uses in a step, [m]."""
+        own = self.federation.sizes[clients]
+        if self.batch_size is None:
+            return own
+        return (
+            np.minimum(own, self.batch_size) if self.sampling == "shuffle" else np.full_like(own, self.batch_size)
+        )
 
     def draw(self, client: int, steps: int, round: int) -> Batches:
         """Return which samples the client uses in each step of the round, and how its pictures are shifted."""

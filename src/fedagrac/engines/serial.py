@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fedagrac.engines.base import Workload
 
-__all__ = ["SerialEngine"]
+__all__ = ["SerialEngine", "seed_dropout", "training"]
 
 FULL_GRADIENT_CHUNK = 4096
 """Samples per piece of a full local gradient; clients that hold fewer are computed in one piece."""
@@ -43,9 +43,9 @@ class SerialEngine:
         loss = torch.zeros(len(clients), dtype=torch.float64, device=x.device)
         first = torch.zeros_like(models) if plan.first_steps.any() else None
         total = torch.zeros_like(models) if plan.accumulate else None
-        with self._training():
+        with training(w):
             for i, client in enumerate(clients):
-                self._seed(round, client)
+                seed_dropout(w, round, client)
                 K, eta, mu = int(plan.steps[i]), float(plan.lr[i]), float(plan.mu[i])
                 n_first = int(plan.first_steps[i])
                 x_i = models[i]
@@ -74,9 +74,9 @@ class SerialEngine:
         w = self.workload
         rows = torch.zeros((len(clients), len(x)), dtype=x.dtype, device=x.device)
         w.model.bind(x)
-        with self._training():
+        with training(w):
             for i, client in enumerate(clients):
-                self._seed(round, client)
+                seed_dropout(w, round, client)
                 if batch == "first":
                     for samples, shifts in w.draw(client, 1, round):
                         rows[i] = self._gradient(x, *w.load(samples, shifts))[1]
@@ -97,18 +97,21 @@ class SerialEngine:
             g += w.weight_decay * x
         return loss.detach(), g
 
-    @contextlib.contextmanager
-    def _training(self) -> Iterator[None]:
-        """Dropout on, no graph outside the gradient, and the caller's random state untouched."""
-        device = self.workload.model.device
-        self.workload.model.module.train()
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
-            yield
 
-    def _seed(self, round: int, client: int) -> None:
-        # not torch.manual_seed: without a GPU it queues a call, with its stack trace, for every device kind
-        seed = torch_seed(self.workload.seed, Purpose.DROPOUT, round, client)
-        torch.default_generator.manual_seed(seed)
-        device = self.workload.model.device
-        if device.type == "cuda":
-            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+@contextlib.contextmanager
+def training(workload: Workload) -> Iterator[None]:
+    """Dropout on, no graph outside the gradient, and the caller's random state untouched."""
+    device = workload.model.device
+    workload.model.module.train()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        yield
+
+
+def seed_dropout(workload: Workload, round: int, place: int) -> None:
+    """Name the dropout masks that follow by the round and by the place: the client, or the wave of lanes."""
+    # not torch.manual_seed: without a GPU it queues a call, with its stack trace, for every device kind
+    seed = torch_seed(workload.seed, Purpose.DROPOUT, round, place)
+    torch.default_generator.manual_seed(seed)
+    device = workload.model.device
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)

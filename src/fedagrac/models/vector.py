@@ -86,6 +86,19 @@ class VectorModel:
             name: piece.view(shape) for name, piece, shape in zip(self._names, pieces, self._shapes, strict=True)
         }
 
+    def row_views(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the named parameters of many models as views into their rows [m, d], each [m, ...]."""
+        pieces = torch.split(rows, self._sizes, dim=1)
+        return {
+            name: piece.view(len(rows), *shape)
+            for name, piece, shape in zip(self._names, pieces, self._shapes, strict=True)
+        }
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether a layer draws random numbers in training, as far as layers tell."""
+        return any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in self.module.modules())
+
     def bind(self, x: Tensor) -> None:
         """Make the private module's parameters views into x: what is written to x, the module sees."""
         for parameter, view in zip(self.parameters, self.views(x).values(), strict=True):

@@ -1,0 +1,307 @@
+"""The lanes engine: many clients in one batch of local steps.
+
+A client's local run is a lane: a row of an [m, d] matrix of models with its own data, step size, correction and
+number of steps. All lanes step together, the module's forward vmapped over the rows. Lanes are sorted by K,
+largest first, so that at step k the lanes still running are the first m_k rows, a view: nobody waits for anybody.
+
+It obeys the same local rule as `serial` and gives its numbers, apart from rounding and from where dropout falls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch.func import functional_call, vmap
+
+from fedagrac.engines.serial import FULL_GRADIENT_CHUNK, SerialEngine, seed_dropout, training
+from fedagrac.local import Plan, Result
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from fedagrac.engines.base import Workload
+
+__all__ = ["LanesEngine"]
+
+MEMORY_SHARE = 0.4
+"""Share of the free memory that one wave may plan to use."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wave:
+    """The lanes that run together, sorted by K, largest first; every table is in that order.
+
+    Attributes:
+        rows: which rows of the cohort they are, [m].
+        running: how many lanes still run at each step, [K_max].
+        samples: sample numbers of step 0's lanes, then of step 1's, and so on, [sum K, batch].
+        shifts: how their pictures are shifted, [sum K, batch, 3], or None.
+    """
+
+    rows: npt.NDArray[np.int64]
+    running: npt.NDArray[np.int64]
+    samples: Tensor
+    shifts: Tensor | None
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """Yield, step by step, how many lanes run and what they use."""
+        start = 0
+        for m in self.running.tolist():
+            stop = start + m
+            yield m, self.samples[start:stop], None if self.shifts is None else self.shifts[start:stop]
+            start = stop
+
+
+class LanesEngine:
+    """Runs the local rules of many clients as one batch.
+
+    Attributes:
+        width: the most lanes in one wave; None for as many as fit into memory.
+    """
+
+    name = "lanes"
+
+    def __init__(self, workload: Workload, width: int | None = None) -> None:
+        self.workload = workload
+        self.width = width
+        self._serial = SerialEngine(workload)
+        self._losses = vmap(self._loss, in_dims=(0, 0, 0), randomness="different")
+        self._supported = self._try()
+
+    # the two services of an engine
+
+    def run(self, plan: Plan, x: Tensor, clients: npt.NDArray[np.int64], round: int) -> Result:
+        """Run the local rule of every client from x, as the plan says."""
+        if not self._supported:
+            return self._serial.run(plan, x, clients, round)
+
+        def rows() -> Tensor:
+            return torch.zeros((len(clients), len(x)), dtype=x.dtype, device=x.device)
+
+        result = Result(
+            models=rows(),
+            loss=torch.zeros(len(clients), dtype=torch.float64, device=x.device),
+            first=rows() if plan.first_steps.any() else None,
+            total=rows() if plan.accumulate else None,
+        )
+        with training(self.workload):
+            for number, members in enumerate(self._packing(plan, clients)):
+                seed_dropout(self.workload, round, number)
+                self._run_wave(self._wave(members, plan, clients, round), plan, x, result)
+        return result
+
+    def gradients(
+        self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
+    ) -> Tensor:
+        """Return every client's gradient at x over all its data, or over its first batch of the round.
+
+        Clients of one size share a batch; the others, and large ones, run one after another.
+        """
+        w = self.workload
+        sizes = w.federation.sizes[clients] if batch == "full" else w.batch_sizes(clients)
+        rows = torch.zeros((len(clients), len(x)), dtype=x.dtype, device=x.device)
+        for size in np.unique(sizes):
+            members = np.flatnonzero(sizes == size)
+            if not self._supported or len(members) == 1 or size > FULL_GRADIENT_CHUNK or w.model.has_dropout:
+                rows[members] = self._serial.gradients(x, clients[members], round, batch)
+                continue
+            width = max(1, min(len(members), FULL_GRADIENT_CHUNK // int(size), self._fitting_width(4)))
+            with training(w):
+                for start in range(0, len(members), width):
+                    some = members[start : start + width]
+                    samples, shifts = self._one_batch(clients[some], round, batch)
+                    X = x.expand(len(some), -1).contiguous()
+                    rows[some] = self._gradient(X, samples, shifts)[1]
+        return rows
+
+    def _one_batch(
+        self, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what clients of one size use for a gradient: all their samples, or their first batch."""
+        w = self.workload
+        if batch == "full":
+            own = np.stack([w.federation.samples_of(client) for client in clients])
+            return torch.from_numpy(own).to(w.model.device), None
+        drawn = [w.draw(int(client), 1, round) for client in clients]
+        shifts = [batches.shifts for batches in drawn if batches.shifts is not None]
+        return torch.cat([batches.samples for batches in drawn]), torch.cat(shifts) if shifts else None
+
+    # how lanes are packed
+
+    def _packing(self, plan: Plan, clients: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the rows of each wave: lanes of one batch size, neighbours in K together, largest K first."""
+        batch = self.workload.batch_sizes(clients)
+        order = np.lexsort((np.arange(len(clients)), -plan.steps))
+        vectors = 5 + (plan.correction is not None) + bool(plan.first_steps.any()) + plan.accumulate
+        width = self.width or self._fitting_width(vectors)
+        for size in np.unique(batch):
+            group = order[batch[order] == size]
+            for start in range(0, len(group), width):
+                yield group[start : start + width]
+
+    def _fitting_width(self, vectors: int) -> int:
+        """Return how many lanes fit into the free memory if each needs so many d-vectors.
+
+        Activations are not known beforehand: a wave that does not fit after all is run again in halves.
+        """
+        model = self.workload.model
+        per_lane = vectors * model.size * torch.finfo(model.dtype).bits // 8
+        return max(1, int(MEMORY_SHARE * _free_memory(model.device) / per_lane))
+
+    def _wave(
+        self, members: npt.NDArray[np.int64], plan: Plan, clients: npt.NDArray[np.int64], round: int
+    ) -> Wave:
+        """Draw the lanes' batches and lay them out step by step: exactly sum K rows, nothing is padded."""
+        w = self.workload
+        steps = plan.steps[members]
+        running = len(steps) - np.searchsorted(steps[::-1], np.arange(steps[0]), side="right")
+        offsets = np.concatenate([[0], np.cumsum(running)[:-1]])
+        drawn = [w.draw(int(clients[row]), int(plan.steps[row]), round) for row in members]
+        where = torch.from_numpy(np.concatenate([offsets[:K] + lane for lane, K in enumerate(steps)])).to(
+            w.model.device
+        )
+        samples = torch.cat([batches.samples for batches in drawn])
+        shifts = None
+        if drawn[0].shifts is not None:
+            pieces = torch.cat([batches.shifts for batches in drawn if batches.shifts is not None])
+            shifts = torch.empty_like(pieces).index_copy_(0, where, pieces)
+        return Wave(members, running, torch.empty_like(samples).index_copy_(0, where, samples), shifts)
+
+    # how lanes step
+
+    def _run_wave(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
+        """Run one wave and write its rows into the result; in two halves if memory does not suffice."""
+        try:
+            self._step_wave(wave, plan, x, result)
+        except torch.OutOfMemoryError:
+            if len(wave.rows) == 1:
+                raise
+            self.width = (len(wave.rows) + 1) // 2
+            warnings.warn(f"out of memory with {len(wave.rows)} lanes; going on with {self.width}", stacklevel=2)
+            for half in (slice(0, self.width), slice(self.width, None)):
+                self._run_wave(_part(wave, half), plan, x, result)
+
+    def _step_wave(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
+        rows = wave.rows
+
+        def column(values: npt.NDArray[np.float64]) -> Tensor:
+            return torch.as_tensor(values[rows], dtype=x.dtype, device=x.device)[:, None]
+
+        K, eta, mu = column(plan.steps.astype(np.float64)), column(plan.lr), column(plan.mu)
+        n_first = column(plan.first_steps.astype(np.float64))
+        steps_with_first, proximal = int(plan.first_steps[rows].max()), bool(plan.mu[rows].any())
+        where = torch.from_numpy(rows).to(x.device)
+        C = None if plan.correction is None else plan.correction[where]
+        X = x.repeat(len(rows), 1)
+        loss = torch.zeros(len(rows), dtype=torch.float64, device=x.device)
+        first = None if result.first is None else torch.zeros_like(X)
+        total = None if result.total is None else torch.zeros_like(X)
+        for k, (m, samples, shifts) in enumerate(wave):
+            values, G = self._gradient(X[:m], samples, shifts)
+            loss[:m] += values
+            if total is not None:
+                total[:m] += G
+            if first is not None and k < steps_with_first:
+                first[:m] += G * torch.where(n_first[:m] > k, 1 / n_first[:m].clamp(min=1), 0)
+            if C is not None:
+                G += C[:m]
+            if proximal:
+                G += mu[:m] * (X[:m] - x)
+            X[:m].addcmul_(G, eta[:m], value=-1)
+        result.models[where] = X
+        result.loss[where] = loss / K[:, 0]
+        for collected, into in ((first, result.first), (total, result.total)):
+            if collected is not None and into is not None:
+                into[where] = collected
+
+    def _gradient(self, X: Tensor, samples: Tensor, shifts: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return each lane's loss [m] and gradient [m, d] at its own model, over its own batch."""
+        w = self.workload
+        m, batch = samples.shape
+        inputs, targets = w.load(samples.reshape(-1), None if shifts is None else shifts.reshape(-1, 3))
+        parameters = {name: view.detach().requires_grad_() for name, view in w.model.row_views(X).items()}
+        with torch.enable_grad():
+            losses = self._losses(
+                parameters,
+                inputs.reshape(m, batch, *inputs.shape[1:]),
+                targets.reshape(m, batch, *targets.shape[1:]),
+            )
+            # outside the vmap: the same numbers as vmap(grad), at less overhead
+            pieces = torch.autograd.grad(
+                losses.sum(), list(parameters.values()), allow_unused=True, materialize_grads=True
+            )
+        G = torch.cat([piece.reshape(m, -1) for piece in pieces], 1)
+        if w.weight_decay:
+            G.add_(X, alpha=w.weight_decay)
+        return losses.detach(), G
+
+    def _loss(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        """One lane's loss as a function of its parameters."""
+        output = functional_call(self.workload.model.module, parameters, (inputs,))
+        return self.workload.loss(output, targets)
+
+    def _try(self) -> bool:
+        """Step two lanes once; where that cannot be done, say which layer it is and leave the work to serial."""
+        w = self.workload
+        X = w.model.initial().repeat(2, 1)
+        samples = torch.zeros((2, 2), dtype=torch.int64, device=w.model.device)
+        try:
+            with training(w):
+                self._gradient(X, samples, None)
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            layer = self._failing_layer(samples[0])
+            warnings.warn(f"lanes cannot batch {layer}, so clients run one after another: {reason}", stacklevel=4)
+            return False
+        return True
+
+    def _failing_layer(self, samples: Tensor) -> str:
+        """Name the innermost layer whose vmapped forward fails, or the loss."""
+        w = self.workload
+        entered: list[str] = []
+        left: list[str] = []
+        hooks = []
+        for name, layer in w.model.module.named_modules():
+            title = f"{name or 'the module'} ({type(layer).__name__})"
+            hooks.append(layer.register_forward_pre_hook(lambda *_, title=title: entered.append(title)))
+            hooks.append(layer.register_forward_hook(lambda *_, title=title: left.append(title)))
+        inputs, _ = w.load(samples)
+        with contextlib.suppress(Exception), training(w):
+            rows = w.model.row_views(w.model.initial().repeat(2, 1))
+            vmap(lambda p, X: functional_call(w.model.module, p, (X,)), randomness="different")(
+                rows, torch.stack([inputs, inputs])
+            )
+        for hook in hooks:
+            hook.remove()
+        open_ = [title for title in entered if title not in left]
+        return f"layer {open_[-1]}" if open_ else "the loss"
+
+
+def _part(wave: Wave, half: slice) -> Wave:
+    """Return some neighbouring lanes of a wave as a wave of their own."""
+    lanes = np.arange(len(wave.rows))[half]
+    starts = np.concatenate([[0], np.cumsum(wave.running)[:-1]])
+    running = np.clip(wave.running - lanes[0], 0, len(lanes))
+    running = running[running > 0]
+    keep = np.concatenate([starts[k] + lanes[0] + np.arange(m) for k, m in enumerate(running)])
+    chosen = torch.from_numpy(keep).to(wave.samples.device)
+    return Wave(
+        wave.rows[half], running, wave.samples[chosen], None if wave.shifts is None else wave.shifts[chosen]
+    )
+
+
+def _free_memory(device: torch.device) -> int:
+    """Return the free bytes on the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return 2**32

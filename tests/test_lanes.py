@@ -1,0 +1,225 @@
+"""Lanes give the numbers of serial, however clients are packed."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedagrac as fg
+from fedagrac.algorithms import REGISTRY
+from fedagrac.data.images import Images
+from fedagrac.engines import LanesEngine, SerialEngine, Workload
+from fedagrac.local import Plan
+from fedagrac.models import VectorModel
+from quadratics import half_square, quadratics
+
+RAGGED = [1, 7, 3, 100, 7, 1]  # with K = 1, equal neighbours and one lane 100 times longer
+
+
+def far(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+def pictures(clients=5, channels=1, size=12, seed=0):
+    """Byte pictures with keyed crops and flips, labels that depend on them, ragged clients."""
+    rng = np.random.default_rng(seed)
+    X = rng.integers(0, 256, (150, channels, size, size), dtype=np.uint8)
+    y = (X.mean((1, 2, 3)) * 10).astype(np.int64) % 4
+    shares = fg.Dirichlet(0.5, least=6).split(y, clients, seed)
+    images = Images((0.5,) * channels, (0.25,) * channels, padding=2)
+    pool = torch.from_numpy(X), torch.from_numpy(y)
+    return fg.Federation(*pool, shares, tuple(part[:40] for part in pool), None, "random", (), images)
+
+
+def convolutional():
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3),
+        nn.Tanh(), nn.Flatten(), nn.LayerNorm(128), nn.Linear(128, 4),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize("sampling", ["replacement", "shuffle", "full"])
+def test_every_algorithm_and_sampling_mode(name, sampling):
+    q = quadratics()
+    options = {"batch_size": None} if sampling == "full" else {"batch_size": 20, "sampling": sampling}
+    serial, lanes = (
+        fg.simulate(
+            q.module(), q.federation(), fg.algorithm(name, lr=0.01), rounds=4, steps=fg.Explicit([RAGGED]),
+            loss=half_square, engine=engine, device="cpu", weight_decay=0.1, **options,
+        )
+        for engine in ("serial", "lanes")
+    )  # fmt: skip
+    assert far(lanes.vector, serial.vector) < 1e-12
+    assert lanes.history.column("train_loss") == pytest.approx(serial.history.column("train_loss"), rel=1e-11)
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_convolutions_norms_and_augmented_pictures(name):
+    serial, lanes = (
+        fg.simulate(
+            convolutional(), pictures(), fg.algorithm(name, lr=0.05), rounds=2,
+            steps=fg.Explicit([[1, 9, 4, 2, 9]]), batch_size=5, engine=engine, device="cpu", dtype=torch.float64, participation=3,
+        ).vector
+        for engine in ("serial", "lanes")
+    )  # fmt: skip
+    assert far(lanes, serial) < 1e-10
+
+
+@pytest.mark.parametrize(("model", "shape"), [("cnn", (1, 28)), ("alexnet", (3, 32))])
+def test_the_papers_networks_without_dropout(model, shape):
+    fed = pictures(clients=3, channels=shape[0], size=shape[1])
+
+    def network():
+        torch.manual_seed(0)
+        built = fg.models.build(model)
+        for layer in built:
+            if isinstance(layer, nn.Dropout | nn.Dropout2d):
+                layer.p = 0.0
+        return built
+
+    serial, lanes = (
+        fg.simulate(
+            network(), fed, fg.FedaGrac(lr=0.1), rounds=2, steps=fg.Explicit([[1, 3, 2]]), batch_size=4,
+            engine=engine, device="cpu", dtype=torch.float64,
+        ).vector
+        for engine in ("serial", "lanes")
+    )  # fmt: skip
+    start = torch.cat([p.detach().reshape(-1) for p in network().parameters()]).double()
+    assert far(lanes - start, serial - start) < 1e-10
+
+
+def test_float32_agrees_for_convex_models():
+    fed = fg.Federation.load("digits", clients=12, partition=fg.Dirichlet(0.3), seed=0)
+    serial, lanes = (
+        fg.simulate(
+            fg.models.build("logistic", features=64, classes=10), fed, fg.FedaGrac(lr=0.1), rounds=5,
+            steps=fg.Gaussian(30, 400), engine=engine, device="cpu",
+        ).vector
+        for engine in ("serial", "lanes")
+    )  # fmt: skip
+    assert far(lanes, serial) < 1e-5
+
+
+def engines(batch_size=4, sampling="replacement", width=None):
+    q = quadratics()
+    w = Workload.of(VectorModel(q.module()), q.federation(), half_square, batch_size, sampling, 0.0, 0)
+    return q, SerialEngine(w), LanesEngine(w, width)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 6, None])
+@pytest.mark.parametrize("mean", [False, True])
+def test_any_packing_gives_every_part_of_the_reply(width, mean):
+    """Per-lane K, eta, mu, correction and first_steps; waves of every width."""
+    q, serial, lanes = engines(width=width)
+    x = torch.from_numpy(q.start())
+    plan = Plan.of(
+        steps=RAGGED, lr=np.linspace(0.01, 0.03, 6), mu=[0, 0.5, 0, 0.1, 0, 2.0], first_steps=[0, 5, 1, 50, 0, 9],
+        correction=torch.arange(30, dtype=torch.float64).reshape(6, 5) / 20, mean=mean,
+    )  # fmt: skip
+    clients = np.array([3, 0, 5, 1, 2, 4])
+    a, b = serial.run(plan, x, clients, 2), lanes.run(plan, x, clients, 2)
+    assert far(b.models, a.models) < 1e-12
+    assert far(b.loss, a.loss) < 1e-12
+    assert far(b.first, a.first) < 1e-12
+    assert (b.total is None) == (a.total is None) == (not mean)
+    if mean:
+        assert far(b.total, a.total) < 1e-12
+
+
+def test_lanes_are_grouped_by_batch_size_and_sorted_by_steps():
+    _, _, lanes = engines(batch_size=20, sampling="shuffle", width=2)  # sizes 12 and 18 are below a batch
+    plan = Plan.of(steps=RAGGED, lr=0.01)
+    waves = list(lanes._packing(plan, np.arange(6)))
+    assert [w.tolist() for w in waves] == [[0], [2], [3, 1], [4, 5]]
+
+
+def test_nothing_is_padded():
+    _, _, lanes = engines()
+    plan = Plan.of(steps=RAGGED, lr=0.01)
+    (members,) = lanes._packing(plan, np.arange(6))
+    wave = lanes._wave(members, plan, np.arange(6), 0)
+    assert len(wave.samples) == sum(RAGGED)
+    assert wave.running.tolist() == [6] + [4] * 2 + [3] * 4 + [1] * 93
+
+
+@pytest.mark.parametrize("batch", ["full", "first"])
+def test_gradients_at_a_point(batch):
+    """Two clients share a size, so they share a batch; the others run alone."""
+    q = quadratics(sizes=[12, 30, 12, 7, 30, 30])
+    w = Workload.of(VectorModel(q.module()), q.federation(), half_square, 4, "replacement", 0.2, 0)
+    x = torch.from_numpy(q.start())
+    a, b = (engine.gradients(x, np.arange(6), 3, batch) for engine in (SerialEngine(w), LanesEngine(w)))
+    assert far(b, a) < 1e-12
+    if batch == "full":
+        assert np.allclose(b[3], q.gradient(3, q.start()) + 0.2 * q.start(), rtol=1e-12)
+
+
+def test_a_wave_that_does_not_fit_is_run_in_halves(monkeypatch):
+    q, serial, lanes = engines()
+    plan = Plan.of(steps=RAGGED, lr=0.01, mean=True, first_steps=3)
+    x, clients = torch.from_numpy(q.start()), np.arange(6)
+    real, tried = LanesEngine._step_wave, []
+
+    def small(self, wave, *arguments):
+        tried.append(len(wave.rows))
+        if len(wave.rows) > 2:
+            raise torch.OutOfMemoryError("too many")
+        real(self, wave, *arguments)
+
+    monkeypatch.setattr(LanesEngine, "_step_wave", small)
+    with pytest.warns(UserWarning, match="out of memory"):
+        reply = lanes.run(plan, x, clients, 0)
+    assert far(reply.models, serial.run(plan, x, clients, 0).models) < 1e-12
+    assert tried == [6, 3, 2, 1, 3, 2, 1]
+    tried.clear()
+    lanes.run(plan, x, clients, 0)
+    assert max(tried) <= 2  # the width that fits is remembered
+
+
+def test_dropout_is_keyed_by_the_wave():
+    fed = fg.Federation.load("digits", clients=6, seed=0)
+
+    def run():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10))
+        return fg.simulate(
+            model, fed, fg.FedAvg(lr=0.1), rounds=2, steps=fg.Linear(1, 2), engine="lanes", device="cpu"
+        ).vector
+
+    a = run()
+    torch.manual_seed(77)
+    assert torch.equal(run(), a)
+
+
+class Stubborn(nn.Module):
+    """A layer that looks at its numbers, which no batched forward can do."""
+
+    def forward(self, x):
+        return x if float(x.detach().sum()) < 1e9 else -x
+
+
+def test_what_cannot_be_batched_runs_one_after_another_and_says_so():
+    fed = fg.Federation.load("digits", clients=3, seed=0)
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(64, 8), Stubborn(), nn.Linear(8, 10))
+
+    with pytest.warns(UserWarning, match=r"lanes cannot batch layer 1 \(Stubborn\)"):
+        lanes = fg.simulate(model(), fed, fg.FedAvg(lr=0.1), rounds=2, engine="lanes", device="cpu")
+    serial = fg.simulate(model(), fed, fg.FedAvg(lr=0.1), rounds=2, engine="serial", device="cpu")
+    assert torch.equal(lanes.vector, serial.vector)
+
+
+def test_a_loss_that_cannot_be_batched_is_named():
+    fed = fg.Federation.load("digits", clients=3, seed=0)
+
+    def loss(output, target):
+        value = nn.functional.cross_entropy(output, target)
+        return value if float(value.detach()) < 1e9 else value * 0
+
+    model = fg.models.build("logistic", features=64, classes=10)
+    with pytest.warns(UserWarning, match="lanes cannot batch the loss"):
+        fg.simulate(model, fed, fg.FedAvg(lr=0.1), rounds=1, loss=loss, engine="lanes", device="cpu")
