@@ -60,7 +60,8 @@ def test_convolutions_norms_and_augmented_pictures(name):
     serial, lanes = (
         fg.simulate(
             convolutional(), pictures(), fg.algorithm(name, lr=0.05), rounds=2,
-            steps=fg.Explicit([[1, 9, 4, 2, 9]]), batch_size=5, engine=engine, device="cpu", dtype=torch.float64, participation=3,
+            steps=fg.Explicit([[1, 9, 4, 2, 9]]), batch_size=5, engine=engine, device="cpu", dtype=torch.float64,
+            participation=3,
         ).vector
         for engine in ("serial", "lanes")
     )  # fmt: skip
@@ -102,17 +103,19 @@ def test_float32_agrees_for_convex_models():
     assert far(lanes, serial) < 1e-5
 
 
-def engines(batch_size=4, sampling="replacement", width=None):
+def engines(batch_size=4, sampling="replacement", width=None, fixed=None):
     q = quadratics()
     w = Workload.of(VectorModel(q.module()), q.federation(), half_square, batch_size, sampling, 0.0, 0)
-    return q, SerialEngine(w), LanesEngine(w, width)
+    return q, SerialEngine(w), LanesEngine(w, width, fixed)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 6, None])
 @pytest.mark.parametrize("mean", [False, True])
-def test_any_packing_gives_every_part_of_the_reply(width, mean):
-    """Per-lane K, eta, mu, correction and first_steps; waves of every width."""
-    q, serial, lanes = engines(width=width)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_any_packing_gives_every_part_of_the_reply(width, mean, fixed, monkeypatch):
+    """Per-lane K, eta, mu, correction and first_steps; waves of every width; exact peeling and fixed widths."""
+    monkeypatch.setattr("fedagrac.engines.fixed.TABLE_STEPS", 16)  # the longest lane needs several tables
+    q, serial, lanes = engines(width=width, fixed=fixed)
     x = torch.from_numpy(q.start())
     plan = Plan.of(
         steps=RAGGED, lr=np.linspace(0.01, 0.03, 6), mu=[0, 0.5, 0, 0.1, 0, 2.0], first_steps=[0, 5, 1, 50, 0, 9],
@@ -126,6 +129,19 @@ def test_any_packing_gives_every_part_of_the_reply(width, mean):
     assert (b.total is None) == (a.total is None) == (not mean)
     if mean:
         assert far(b.total, a.total) < 1e-12
+
+
+def test_recorded_steps_serve_later_rounds():
+    """The buffers of one wave are those of the next: nothing of an earlier round may show."""
+    q, serial, lanes = engines(fixed=True)
+    x = torch.from_numpy(q.start())
+    for round, steps in enumerate([RAGGED, [5] * 6, [1, 1, 2, 1, 1, 30]]):
+        plan = Plan.of(steps=steps, lr=0.02, mean=True, first_steps=[2, 0, 0, 3, 0, 1], mu=0.1)
+        a, b = (engine.run(plan, x, np.arange(6), round) for engine in (serial, lanes))
+        for part in ("models", "loss", "first", "total"):
+            assert far(getattr(b, part), getattr(a, part)) < 1e-12
+        x = a.models.mean(0)
+    assert len(lanes._recorded) == 1
 
 
 def test_lanes_are_grouped_by_batch_size_and_sorted_by_steps():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedagrac.data import files
+from fedagrac.data.files import ready
 from fedagrac.data.images import Images
 from fedagrac.data.partition import IID, Partition, Shares, StoredShares
 from fedagrac.data.sources import a9a, cifar10, digits, fashion_mnist, synthetic
@@ -194,7 +194,7 @@ class Federation:
         elif name == "digits":
             samples = digits()
         else:
-            samples = READERS[name](files.ready(name, data_dir))
+            samples = READERS[name](ready(name, data_dir))
         if samples.natural is not None and partition is not None:
             raise InputError("partition", partition, f"none: {name} is split by nature, client by client")
         shares: Shares

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,10 +39,15 @@ class Images:
 
     def __call__(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the normalised pictures."""
-        mean, std = (
-            torch.tensor(v, dtype=dtype, device=pixels.device)[:, None, None] for v in (self.mean, self.std)
-        )
+        mean, std = _constants(self, dtype, pixels.device)
         return (pixels.to(dtype) / 255 - mean) / std
+
+
+@functools.lru_cache(maxsize=16)
+def _constants(images: Images, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation on the device, copied once: a recorded step may not copy from the host."""
+    mean, std = (torch.tensor(v, dtype=dtype, device=device)[:, None, None] for v in (images.mean, images.std))
+    return mean, std
 
 
 def draw_shifts(steps: int, batch: int, padding: int, seed: int, round: int, client: int) -> npt.NDArray[np.int64]:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.func import functional_call, vmap
 
+from fedagrac.engines.fixed import FixedLanes
 from fedagrac.engines.serial import FULL_GRADIENT_CHUNK, SerialEngine, seed_dropout, training
 from fedagrac.local import Plan, Result
 
@@ -65,13 +66,17 @@ class LanesEngine:
 
     Attributes:
         width: the most lanes in one wave; None for as many as fit into memory.
+        fixed: steps of a few fixed shapes, recorded as CUDA graphs on a GPU (the default there), instead of exact
+            peeling.
     """
 
     name = "lanes"
 
-    def __init__(self, workload: Workload, width: int | None = None) -> None:
+    def __init__(self, workload: Workload, width: int | None = None, fixed: bool | None = None) -> None:
         self.workload = workload
         self.width = width
+        self.fixed = workload.model.device.type == "cuda" if fixed is None else fixed
+        self._recorded: dict[tuple[object, ...], FixedLanes] = {}
         self._serial = SerialEngine(workload)
         self._losses = vmap(self._loss, in_dims=(0, 0, 0), randomness="different")
         self._supported = self._try()
@@ -185,11 +190,19 @@ class LanesEngine:
             if len(wave.rows) == 1:
                 raise
             self.width = (len(wave.rows) + 1) // 2
+            self._recorded.clear()
             warnings.warn(f"out of memory with {len(wave.rows)} lanes; going on with {self.width}", stacklevel=2)
             for half in (slice(0, self.width), slice(self.width, None)):
                 self._run_wave(_part(wave, half), plan, x, result)
 
     def _step_wave(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
+        """Run one wave and write its rows into the result."""
+        if self.fixed:
+            shape = FixedLanes.shape(wave, plan)
+            if shape not in self._recorded:
+                self._recorded[shape] = FixedLanes(wave, plan, x, self._gradient)
+            self._recorded[shape].run(wave, plan, x, result)
+            return
         rows = wave.rows
 
         def column(values: npt.NDArray[np.float64]) -> Tensor:
