@@ -9,6 +9,7 @@ import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.data.images import Images
 from fedagrac.engines import LanesEngine, SerialEngine, Workload
+from fedagrac.engines.convolution import Convolution, RoutedConvolutions, convolutions_of, faster_as_products
 from fedagrac.local import Plan
 from fedagrac.models import VectorModel
 from quadratics import half_square, quadratics
@@ -89,6 +90,41 @@ def test_the_papers_networks_without_dropout(model, shape):
     )  # fmt: skip
     start = torch.cat([p.detach().reshape(-1) for p in network().parameters()]).double()
     assert far(lanes - start, serial - start) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedagrac"])
+def test_convolutions_as_products_of_patches_give_the_same(name, monkeypatch):
+    """Every convolution routed, with strides and paddings, against the serial engine's plain conv2d."""
+    torch.manual_seed(2)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(4, 6, (3, 2), padding=(1, 0), bias=False),
+        nn.ReLU(), nn.Conv2d(6, 6, 3, groups=2), nn.Flatten(), nn.Linear(6 * 4 * 3, 4),
+    )  # fmt: skip
+
+    def route_all(self, lanes):
+        inputs, _ = self.workload.load(torch.zeros(5, dtype=torch.int64))
+        found = convolutions_of(self.workload.model.module, inputs)
+        assert len(found) == 2  # the grouped one is left alone
+        self._routed = RoutedConvolutions(found)
+
+    monkeypatch.setattr(LanesEngine, "_route", route_all)
+    serial, lanes = (
+        fg.simulate(
+            model, pictures(), fg.algorithm(name, lr=0.05), rounds=2, steps=fg.Explicit([[1, 9, 4, 2, 9]]),
+            batch_size=5, engine=engine, device="cpu", dtype=torch.float64,
+        ).vector
+        for engine in ("serial", "lanes")
+    )  # fmt: skip
+    assert far(lanes, serial) < 1e-10
+
+
+def test_the_faster_way_is_measured():
+    shapes = [
+        Convolution((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (1, 1)),
+        Convolution((2, 4, 8, 8), (4, 4, 1, 1), (1, 1), (0, 0)),
+    ]
+    chosen = faster_as_products(shapes, 3, torch.device("cpu"), torch.float32)
+    assert set(chosen) <= set(shapes)
 
 
 def test_float32_agrees_for_convex_models():

@@ -45,7 +45,7 @@ class Images:
 
 @functools.lru_cache(maxsize=16)
 def _constants(images: Images, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation on the device, copied once: a recorded step may not copy from the host."""
+    """Return mean and standard deviation on the device, copied once: a recorded step may not copy there."""
     mean, std = (torch.tensor(v, dtype=dtype, device=device)[:, None, None] for v in (images.mean, images.std))
     return mean, std
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.func import functional_call, vmap
 
+from fedagrac.engines.convolution import RoutedConvolutions, convolutions_of, faster_as_products
 from fedagrac.engines.fixed import FixedLanes
 from fedagrac.engines.serial import FULL_GRADIENT_CHUNK, SerialEngine, seed_dropout, training
 from fedagrac.local import Plan, Result
@@ -79,6 +80,7 @@ class LanesEngine:
         self._recorded: dict[tuple[object, ...], FixedLanes] = {}
         self._serial = SerialEngine(workload)
         self._losses = vmap(self._loss, in_dims=(0, 0, 0), randomness="different")
+        self._routed: RoutedConvolutions | None = None
         self._supported = self._try()
 
     # the two services of an engine
@@ -98,6 +100,7 @@ class LanesEngine:
             total=rows() if plan.accumulate else None,
         )
         with training(self.workload):
+            self._route(min(len(clients), self.width or len(clients)))
             for number, members in enumerate(self._packing(plan, clients)):
                 seed_dropout(self.workload, round, number)
                 self._run_wave(self._wave(members, plan, clients, round), plan, x, result)
@@ -241,7 +244,7 @@ class LanesEngine:
         m, batch = samples.shape
         inputs, targets = w.load(samples.reshape(-1), None if shifts is None else shifts.reshape(-1, 3))
         parameters = {name: view.detach().requires_grad_() for name, view in w.model.row_views(X).items()}
-        with torch.enable_grad():
+        with torch.enable_grad(), self._routed or contextlib.nullcontext():
             losses = self._losses(
                 parameters,
                 inputs.reshape(m, batch, *inputs.shape[1:]),
@@ -260,6 +263,16 @@ class LanesEngine:
         """One lane's loss as a function of its parameters."""
         output = functional_call(self.workload.model.module, parameters, (inputs,))
         return self.workload.loss(output, targets)
+
+    def _route(self, lanes: int) -> None:
+        """Choose, once and on a GPU, which convolutions run as products of patches."""
+        w = self.workload
+        if self._routed is not None or w.model.device.type != "cuda":
+            return
+        batch = int(w.batch_sizes(np.arange(w.federation.num_clients)).max())
+        inputs, _ = w.load(torch.zeros(batch, dtype=torch.int64, device=w.model.device))
+        found = convolutions_of(w.model.module, inputs)
+        self._routed = RoutedConvolutions(faster_as_products(found, lanes, w.model.device, w.model.dtype))
 
     def _try(self) -> bool:
         """Step two lanes once; where that cannot be done, say which layer it is and leave the work to serial."""
