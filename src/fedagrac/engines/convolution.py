@@ -1,8 +1,8 @@
 """Convolutions of many lanes as one batched matrix product.
 
 A vmapped convolution becomes a grouped one, which cuDNN runs one group after another. Laying the patches out as
-rows (im2col) makes it one batched matrix product over all lanes instead. Which is faster depends on the shape, so it
-is measured once per shape. The user's module is not touched: a mode sees its calls of conv2d and routes them.
+rows (im2col) makes it one batched matrix product over all lanes instead. Which is faster depends on the shape, so
+it is measured once per shape. The user's module is not touched: a mode sees its calls of conv2d and routes them.
 """
 
 from __future__ import annotations
@@ -73,14 +73,15 @@ def patch_convolution(inputs: Tensor, weight: Tensor, bias: Tensor | None, convo
     patches = inputs.unfold(2, high, convolution.stride[0]).unfold(3, wide, convolution.stride[1])
     n, _, rows, columns = patches.shape[:4]
     flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(n * rows * columns, -1)
-    output = flat @ weight.reshape(len(weight), -1).T
+    # weights first: their gradient then comes out in the weights' own layout, and needs no copy
+    output = weight.reshape(len(weight), -1) @ flat.T
     if bias is not None:
-        output = output + bias
-    return output.reshape(n, rows, columns, len(weight)).permute(0, 3, 1, 2)
+        output = output + bias[:, None]
+    return output.reshape(len(weight), n, rows, columns).transpose(0, 1)
 
 
 class RoutedConvolutions(TorchFunctionMode):
-    """While active, the chosen convolutions are computed as products of patches."""
+    """While active, the chosen convolutions are products of patches, linear layers have weights first."""
 
     def __init__(self, chosen: Iterable[Convolution]) -> None:
         super().__init__()
@@ -98,7 +99,15 @@ class RoutedConvolutions(TorchFunctionMode):
             inputs, weight, bias, convolution = _parse(args, kwargs or {})
             if convolution in self.chosen and convolution is not None:
                 return patch_convolution(inputs, weight, bias, convolution)
+        if func is functional.linear and not kwargs and args[0].ndim == 2:
+            return _linear(*args)
         return func(*args, **(kwargs or {}))
+
+
+def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return inputs times weights, weights first, for the same reason as in `patch_convolution`."""
+    output = weight @ inputs.T
+    return (output if bias is None else output + bias[:, None]).T
 
 
 class _Collect(TorchFunctionMode):

@@ -203,7 +203,7 @@ class LanesEngine:
         if self.fixed:
             shape = FixedLanes.shape(wave, plan)
             if shape not in self._recorded:
-                self._recorded[shape] = FixedLanes(wave, plan, x, self._gradient)
+                self._recorded[shape] = FixedLanes(wave, plan, x, self.workload, self.pieces)
             self._recorded[shape].run(wave, plan, x, result)
             return
         rows = wave.rows
@@ -240,24 +240,29 @@ class LanesEngine:
 
     def _gradient(self, X: Tensor, samples: Tensor, shifts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return each lane's loss [m] and gradient [m, d] at its own model, over its own batch."""
+        losses, pieces = self.pieces(list(self.workload.model.row_views(X).values()), samples, shifts)
+        G = torch.cat([piece.reshape(len(X), -1) for piece in pieces], 1)
+        if self.workload.weight_decay:
+            G.add_(X, alpha=self.workload.weight_decay)
+        return losses, G
+
+    def pieces(
+        self, blocks: list[Tensor], samples: Tensor, shifts: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return each lane's loss [m] and its gradient by parameter, each [m, ...], without weight decay."""
         w = self.workload
         m, batch = samples.shape
         inputs, targets = w.load(samples.reshape(-1), None if shifts is None else shifts.reshape(-1, 3))
-        parameters = {name: view.detach().requires_grad_() for name, view in w.model.row_views(X).items()}
+        leaves = [block.detach().requires_grad_() for block in blocks]
         with torch.enable_grad(), self._routed or contextlib.nullcontext():
             losses = self._losses(
-                parameters,
+                dict(zip(w.model.names, leaves, strict=True)),
                 inputs.reshape(m, batch, *inputs.shape[1:]),
                 targets.reshape(m, batch, *targets.shape[1:]),
             )
             # outside the vmap: the same numbers as vmap(grad), at less overhead
-            pieces = torch.autograd.grad(
-                losses.sum(), list(parameters.values()), allow_unused=True, materialize_grads=True
-            )
-        G = torch.cat([piece.reshape(m, -1) for piece in pieces], 1)
-        if w.weight_decay:
-            G.add_(X, alpha=w.weight_decay)
-        return losses.detach(), G
+            gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
+        return losses.detach(), gradients
 
     def _loss(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
         """One lane's loss as a function of its parameters."""

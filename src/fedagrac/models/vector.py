@@ -68,9 +68,9 @@ class VectorModel:
         self.device = torch.device(device)
         self.training = module.training
         self.module = copy.deepcopy(module).to(device=self.device, dtype=self.dtype)
-        self._names = list(trainable)
+        self.names = list(trainable)
         named = dict(self.module.named_parameters())
-        self.parameters = [named[name] for name in self._names]
+        self.parameters = [named[name] for name in self.names]
         self._shapes = [p.shape for p in self.parameters]
         self._sizes = [p.numel() for p in self.parameters]
         self.size = sum(self._sizes)
@@ -83,7 +83,7 @@ class VectorModel:
         """Return the named parameters as views into x."""
         pieces = torch.split(x, self._sizes)
         return {
-            name: piece.view(shape) for name, piece, shape in zip(self._names, pieces, self._shapes, strict=True)
+            name: piece.view(shape) for name, piece, shape in zip(self.names, pieces, self._shapes, strict=True)
         }
 
     def row_views(self, rows: Tensor) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ class VectorModel:
         pieces = torch.split(rows, self._sizes, dim=1)
         return {
             name: piece.view(len(rows), *shape)
-            for name, piece, shape in zip(self._names, pieces, self._shapes, strict=True)
+            for name, piece, shape in zip(self.names, pieces, self._shapes, strict=True)
         }
 
     @property
