@@ -65,6 +65,9 @@ WORKLOADS = {  # model, sample shape, classes, pictures, clients, samples each, 
 }
 
 
+ALGORITHMS = {"pfl": fg.FedAvg}  # as in the public workload; all others run FedaGrac, calibration on
+
+
 def federation(shape, classes, images, clients, each):
     X, y = pool(clients * each, shape, classes, images)
     shares = fg.IID().split(y.numpy(), clients, seed=0)
@@ -108,8 +111,8 @@ def engine_times(name, engine, device, precision, budget):
                 run.stop("enough")
 
     result = fg.simulate(
-        make(), fed, fg.FedaGrac(lr=lr, init="zeros"), rounds=4, steps=steps, batch_size=batch, engine=engine,
-        device=device, precision=precision, eval_every=100, callbacks=[Budget()],
+        make(), fed, ALGORITHMS.get(name, fg.FedaGrac)(lr=lr), rounds=4, steps=steps, batch_size=batch,
+        engine=engine, device=device, precision=precision, eval_every=100, callbacks=[Budget()],
     )  # fmt: skip
     times = result.history.column("wall_time")
     rounds = np.diff(times)

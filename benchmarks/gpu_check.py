@@ -1,4 +1,4 @@
-"""CUDA gives the numbers of the CPU: run this on a GPU machine; it needs torch, numpy and scikit-learn only.
+"""CUDA gives the numbers of the CPU, and lanes those of serial; needs torch, numpy and scikit-learn only.
 
     PYTHONPATH=src python benchmarks/gpu_check.py
 
@@ -72,6 +72,21 @@ def main():
     apart = distance(gpu - start, cpu - start)
     worst = max(worst, apart)
     print(f"alexnet           float64 {apart:.1e}", flush=True)
+    for algorithm in (
+        fg.FedaGrac(lr=0.3),
+        fg.FedaGrac(lr=0.3, transmit="first", first_steps=3),
+        fg.FedProx(lr=0.3),
+    ):
+        serial, lanes = (
+            fg.simulate(
+                alexnet(dropout=False), fed, algorithm, rounds=2, steps=fg.Explicit([[1, 30, 4, 4, 9, 2]]),
+                batch_size=25, device="cuda", dtype=torch.float64, engine=engine,
+            ).vector
+            for engine in ("serial", "lanes")
+        )  # fmt: skip
+        apart = distance(lanes - start, serial - start)
+        worst = max(worst, apart)
+        print(f"alexnet, recorded lanes against serial, {algorithm.name}: float64 {apart:.1e}", flush=True)
     for precision in ("float32", "tf32"):
         begun = time.perf_counter()
         result = fg.simulate(

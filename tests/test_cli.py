@@ -162,6 +162,29 @@ def test_devices_and_their_wire_in_a_file(tmp_path, capsys):
     assert Path("radio/costs.png").exists()
 
 
+def test_the_engine_is_chosen_on_the_command_line(tmp_path, capsys):
+    models = {}
+    for engine in ("serial", "lanes"):
+        code, _, err = command(
+            "run",
+            str(experiment(tmp_path)),
+            "--engine",
+            engine,
+            "--set",
+            "dtype=float64",
+            "--out",
+            engine,
+            capsys=capsys,
+        )
+        assert code == 0, err
+        models[engine] = load_file(f"{engine}/fedagrac/model.safetensors")["1.weight"]
+        assert json.loads(Path(engine, "fedagrac", "environment.json").read_text())["engine"] == engine
+    assert torch.allclose(models["lanes"], models["serial"], rtol=1e-10)
+    code, _, err = command("run", str(experiment(tmp_path)), "--engine", "lane", capsys=capsys)
+    assert code == 2
+    assert "did you mean 'lanes'" in " ".join(err.split())
+
+
 def test_many_clients_by_resampling_in_a_file(tmp_path, capsys):
     arguments = ["--set", "data.partition={kind='resample',size=30}", "--set", "data.clients=3000"]
     arguments += [

@@ -64,6 +64,9 @@ def run(
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to look for data files first.")
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="NAME", help="How steps are executed: auto, serial or lanes.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result table as JSON.")] = False,
 ) -> None:
     """Run an experiment: every algorithm on the same clients, then a table and curves.
@@ -86,6 +89,8 @@ def run(
 
     console, notes = Console(), Console(stderr=True)
     table = default_table() if experiment is None else read_toml(experiment)
+    if engine is not None:
+        table["engine"] = engine
     checked = Experiment.of(apply_settings(table, settings or []))
     folder = out or _new_folder(checked.name)
     check_free(folder)
@@ -161,7 +166,6 @@ def _findings() -> dict[str, dict[str, Any]]:
     from fedagrac import __version__
     from fedagrac.data import DATASETS
     from fedagrac.data.files import data_roots
-    from fedagrac.engines import ENGINES
 
     def installed(name: str, extra: str | None = None) -> str:
         try:

@@ -72,9 +72,10 @@ def patch_convolution(inputs: Tensor, weight: Tensor, bias: Tensor | None, convo
     # views, not unfold's copy: functional.unfold launches one kernel per sample on CUDA
     patches = inputs.unfold(2, high, convolution.stride[0]).unfold(3, wide, convolution.stride[1])
     n, _, rows, columns = patches.shape[:4]
-    flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(n * rows * columns, -1)
+    # one column per place, neighbours side by side, so that reading and writing run along the rows of pictures
+    flat = patches.permute(1, 4, 5, 0, 2, 3).reshape(-1, n * rows * columns)
     # weights first: their gradient then comes out in the weights' own layout, and needs no copy
-    output = weight.reshape(len(weight), -1) @ flat.T
+    output = weight.reshape(len(weight), -1) @ flat
     if bias is not None:
         output = output + bias[:, None]
     return output.reshape(len(weight), n, rows, columns).transpose(0, 1)
