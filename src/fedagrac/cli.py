@@ -191,7 +191,7 @@ def _findings() -> dict[str, dict[str, Any]]:
             "mlflow": installed("mlflow", "mlflow"),
         },
         "devices": devices,
-        "engines": dict.fromkeys(ENGINES, "usable") | {"auto": f"chooses {next(iter(ENGINES))}"},
+        "engines": {"serial": "usable", "lanes": "usable", "auto": "serial for now; ask for lanes with --engine"},
         "data": {name: _whereabouts(name) for name in DATASETS},
         "folders": {
             "data": str(data_roots()[0]),

@@ -8,7 +8,9 @@ running. Lanes that are done are carried along with step size 0 until the width 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -184,7 +186,20 @@ class FixedLanes:
                     self._step(*kind)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            with _no_garbage_collection(), torch.cuda.graph(graph, pool=self._pool):
                 self._step(*kind)
             self._pool = graph.pool()
             self._graphs[kind] = graph
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect garbage now, not while a step is recorded: freeing an earlier graph would spoil the recording."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
