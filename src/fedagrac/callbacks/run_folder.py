@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -83,7 +83,6 @@ class RunFolder(Callback):
     def __init__(self, folder: str | Path, experiment: dict[str, Any]) -> None:
         self.folder = Path(folder)
         self.experiment = experiment
-        self._history: IO[str] | None = None
 
     def on_start(self, run: Run) -> None:
         """Make the folder and say what runs where."""
@@ -97,21 +96,18 @@ class RunFolder(Callback):
             "command": Path(sys.argv[0]).name,
         }
         write_atomically(self.folder / "environment.json", json.dumps(facts, indent=2).encode() + b"\n")
-        self._history = (self.folder / "history.jsonl").open("w", encoding="utf-8")
+        write_atomically(self.folder / "history.jsonl", b"")
 
     def on_round(self, run: Run, record: Record) -> None:
         """Add one line to the history."""
-        assert self._history is not None
-        with _naming(self.folder / "history.jsonl"):
-            self._history.write(to_json(record) + "\n")
-            self._history.flush()
+        path = self.folder / "history.jsonl"
+        with _naming(path), path.open("a", encoding="utf-8") as history:
+            history.write(to_json(record) + "\n")
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
-        """Close the history and keep the final model."""
+        """Keep the final model and say how the run ended."""
         from safetensors.torch import save
 
-        assert self._history is not None
-        self._history.close()
         parameters = {name: value.detach().clone().contiguous() for name, value in result.params.items()}
         write_atomically(self.folder / "model.safetensors", save(parameters))
         status = {"status": result.status, "reason": result.reason, "rounds": len(result.history)}
