@@ -69,7 +69,7 @@ def test_5_k_counts_sgd_steps_not_epochs_or_samples(batch_size):
     q = quadratics()
     fg.simulate(
         q.module(), q.federation(), fg.FedAvg(lr=0.001), rounds=1, steps=fg.Explicit([K]), loss=counting,
-        batch_size=batch_size, device="cpu",
+        batch_size=batch_size, device="cpu", engine="serial",
     )  # fmt: skip
     assert len(calls) == 1 + sum(K)  # one more to try the loss before the run
 

@@ -245,6 +245,38 @@ def test_dropout_is_keyed_by_the_wave():
     assert torch.equal(run(), a)
 
 
+@pytest.mark.parametrize(
+    ("model", "clients", "batch_size", "participation", "expected"),
+    [
+        (lambda: nn.Linear(64, 10), 6, 20, None, "lanes"),
+        (lambda: nn.Linear(64, 10), 3, 20, None, "serial"),  # nothing to batch
+        (lambda: nn.Linear(64, 10), 50, 20, 2, "serial"),
+        (lambda: nn.Linear(64, 10), 6, None, None, "serial"),  # full batches of six different sizes
+        (
+            lambda: nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 10, 8), nn.Flatten()),
+            6,
+            20,
+            None,
+            "serial",
+        ),
+        (lambda: nn.Sequential(nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, 10)), 6, 20, None, "serial"),
+    ],
+)
+def test_auto_takes_the_engine_that_the_measurements_favour(model, clients, batch_size, participation, expected):
+    fed = fg.Federation.load("digits", clients=clients, partition=fg.Dirichlet(0.5), seed=0)
+
+    class Keep(fg.Callback):
+        def on_start(self, run):
+            self.engine = run.engine.name
+
+    keep = Keep()
+    fg.simulate(
+        model(), fed, fg.FedAvg(lr=0.1), rounds=1, steps=fg.Constant(1), batch_size=batch_size,
+        participation=participation, device="cpu", callbacks=[keep],
+    )  # fmt: skip
+    assert keep.engine == expected
+
+
 class Stubborn(nn.Module):
     """A layer that looks at its numbers, which no batched forward can do."""
 

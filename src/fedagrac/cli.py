@@ -191,7 +191,7 @@ def _findings() -> dict[str, dict[str, Any]]:
             "mlflow": installed("mlflow", "mlflow"),
         },
         "devices": devices,
-        "engines": {"serial": "usable", "lanes": "usable", "auto": "serial for now; ask for lanes with --engine"},
+        "engines": {"serial": "usable", "lanes": "usable", "auto": "lanes on a GPU and for small models"},
         "data": {name: _whereabouts(name) for name in DATASETS},
         "folders": {
             "data": str(data_roots()[0]),

@@ -20,7 +20,7 @@ from fedagrac.clients import ClientTable
 from fedagrac.cohort import Cohort, Population
 from fedagrac.data.batches import Sampling, epoch_steps
 from fedagrac.data.federation import Federation
-from fedagrac.engines import ENGINES, Engine, Loss, Workload
+from fedagrac.engines import ENGINES, Engine, Loss, Workload, choose_engine
 from fedagrac.errors import InputError, count, fraction, non_negative, one_of, positive
 from fedagrac.evaluation import Metric, evaluate
 from fedagrac.heterogeneity import Clock, Constant, Devices, Participation, StepSchedule
@@ -228,7 +228,7 @@ def simulate(
         participation: None for everyone, a number or a fraction of clients each round, or a `Participation`.
         weight_decay: l2: adds weight_decay * x to every gradient.
         seed: names every random draw of the run.
-        engine: "serial" runs one client after another, "lanes" many at once; "auto" is serial for now.
+        engine: "serial" runs one client after another, "lanes" many at once; "auto" takes the faster by rule.
         compile: compiled steps; not there yet, so only "auto" and False are accepted.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         dtype: torch.float32 or torch.float64; None for the model's.
@@ -275,7 +275,8 @@ def simulate(
         participation.number(federation.num_clients)
     vector_model = VectorModel(model, chosen, dtype)
     workload = Workload.of(vector_model, federation, loss, batch_size, sampling, weight_decay, seed)
-    runner = ENGINES["serial" if engine == "auto" else engine](workload)
+    lanes = federation.num_clients if participation is None else participation.number(federation.num_clients)
+    runner = ENGINES[choose_engine(workload, lanes) if engine == "auto" else engine](workload)
     if isinstance(steps, Devices) and steps.needs_flops:
         steps = steps.with_flops(workload.step_flops())
     if clock is None:
