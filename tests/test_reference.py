@@ -10,7 +10,7 @@ from quadratics import K, Trace, quadratics
 ROUNDS, ETA = 7, 0.02
 
 
-def agree(algorithm, expected, **options):
+def assert_agrees(algorithm, expected, **options):
     trace = Trace()
     quadratics().simulate(algorithm, rounds=ROUNDS, callbacks=[trace], **options)
     assert len(trace.x) == len(expected) == ROUNDS
@@ -24,26 +24,26 @@ def problem():
 
 
 def test_fedavg_follows_its_equations():
-    agree(fg.FedAvg(lr=ETA), reference.fedavg(*problem()))
+    assert_agrees(fg.FedAvg(lr=ETA), reference.fedavg(*problem()))
 
 
 @pytest.mark.parametrize("mu", [0.01, 0.5, 3.0])
 def test_fedprox_follows_its_equations(mu):
-    agree(fg.FedProx(lr=ETA, mu=mu), reference.fedprox(*problem(), mu=mu))
+    assert_agrees(fg.FedProx(lr=ETA, mu=mu), reference.fedprox(*problem(), mu=mu))
 
 
 def test_fednova_follows_its_equations():
-    agree(fg.FedNova(lr=ETA), reference.fednova(*problem()))
+    assert_agrees(fg.FedNova(lr=ETA), reference.fednova(*problem()))
 
 
 @pytest.mark.parametrize("gradient", ["full", "first"])  # the same with full batches
 def test_fedlin_follows_its_equations(gradient):
-    agree(fg.FedLin(lr=ETA, gradient=gradient), reference.fedlin(*problem()))
+    assert_agrees(fg.FedLin(lr=ETA, gradient=gradient), reference.fedlin(*problem()))
 
 
 @pytest.mark.parametrize("economical", [True, False])
 def test_scaffold_follows_its_equations(economical):
-    agree(fg.Scaffold(lr=ETA, economical=economical), reference.scaffold(*problem()))
+    assert_agrees(fg.Scaffold(lr=ETA, economical=economical), reference.scaffold(*problem()))
 
 
 @pytest.mark.parametrize("transmit", ["hybrid", "average", "first", "reverse"])
@@ -55,18 +55,18 @@ def test_fedagrac_follows_algorithm_1(transmit, start, local_reference, lam):
     theirs = reference.fedagrac(
         *problem(), lam=lambda t: lam, transmit=transmit, start=start, reference=local_reference
     )
-    agree(ours, theirs)
+    assert_agrees(ours, theirs)
 
 
 @pytest.mark.parametrize("first_steps", [1, 4, 10])
 def test_fedagrac_averages_its_first_steps(first_steps):
     ours = fg.FedaGrac(lr=ETA, transmit="first", first_steps=first_steps)
-    agree(ours, reference.fedagrac(*problem(), lam=lambda t: 1.0, transmit="first", n_first=first_steps))
+    assert_agrees(ours, reference.fedagrac(*problem(), lam=lambda t: 1.0, transmit="first", n_first=first_steps))
 
 
 def test_fedagrac_follows_a_calibration_schedule():
     ours = fg.FedaGrac(lr=ETA, calibration=fg.schedule.Piecewise({0: 0.1, 2: 0.5, 5: 1.0}))
-    agree(ours, reference.fedagrac(*problem(), lam=lambda t: 0.1 if t < 2 else 0.5 if t < 5 else 1.0))
+    assert_agrees(ours, reference.fedagrac(*problem(), lam=lambda t: 0.1 if t < 2 else 0.5 if t < 5 else 1.0))
 
 
 def test_tiny_steps_use_the_accumulated_mean_gradient():
@@ -112,11 +112,11 @@ def test_weight_decay_adds_its_multiple_of_x_to_every_gradient():
         (fg.FedLin(lr=ETA), reference.fedlin(decayed, q.omega, K, q.start(), ETA, ROUNDS)),
         (fg.FedaGrac(lr=ETA), reference.fedagrac(decayed, q.omega, K, q.start(), ETA, ROUNDS, lam=lambda t: 1.0)),
     ):
-        agree(ours, theirs, weight_decay=0.3)
+        assert_agrees(ours, theirs, weight_decay=0.3)
 
 
 def test_user_given_weights_replace_sample_counts():
     q = quadratics()
     omega = np.array([0.3, 0.05, 0.05, 0.2, 0.3, 0.1])
     expected = reference.fednova(q.gradient, omega, K, q.start(), ETA, ROUNDS)
-    agree(fg.FedNova(lr=ETA), expected, federation=q.federation(weights=omega))
+    assert_agrees(fg.FedNova(lr=ETA), expected, federation=q.federation(weights=omega))
