@@ -1,4 +1,4 @@
-"""The command: fedagrac run, fedagrac doctor.
+"""The command: fedagrac run, fedagrac doctor, and fedagrac data from `cli_data`.
 
 Exit codes: 0 done, 1 failed, 2 bad usage or input.
 """
@@ -28,8 +28,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-
-
 app.add_typer(data_app, name="data")
 
 
@@ -95,7 +93,8 @@ def run(
     folder = out or _new_folder(checked.name)
     check_free(folder)
     prepared = prepare(checked, data_dir)
-    target = checked.target if checked.target is not None else checked.stop.accuracy
+    wanted = checked.target if checked.target is not None else checked.stop.accuracy
+    target = None if wanted is None else float(wanted)
     K = prepared.steps.counts(0, prepared.federation.num_clients, checked.seed)
     what = f"{checked.name}: {len(prepared.federation.sizes)} clients, {K.min()} to {K.max()} local steps"
     if not as_json:
@@ -105,14 +104,14 @@ def run(
     with Progress(len(prepared.entries), checked.rounds, notes) as progress:
         folders = run_experiment(prepared, folder, progress)
     runs = [read_run(f) for f in folders]
-    rows = summarise(runs, None if target is None else float(target))
-    picture = save_curves(runs, folder / "curves.png", None if target is None else float(target), what)
+    rows = summarise(runs, target)
+    picture = save_curves(runs, folder / "curves.png", target, what)
     costs = save_costs(runs, folder / "costs.png", what)
     (folder / "summary.json").write_text(json.dumps(rows, indent=2) + "\n")
     if as_json:
         print(json.dumps({"experiment": checked.name, "folder": str(folder), "target": target, "runs": rows}))
     else:
-        console.print(summary_table(rows, None if target is None else float(target)))
+        console.print(summary_table(rows, target))
         for entry in prepared.entries:
             if entry.note:
                 console.print(f"[dim]{escape(entry.label)}: {entry.note}[/]", highlight=False)

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-__all__ = ["Cohort", "GradientService", "Population", "fast_clients"]
+__all__ = ["Cohort", "GradientService", "Population", "fast_clients", "weighted_sum"]
+
+
+def weighted_sum(coefficients: npt.NDArray[np.float64], rows: Tensor) -> Tensor:
+    """Return sum_i coefficients_i * rows_i, a vector [d]."""
+    # matrix-vector, not matmul: it is never routed through reduced-precision tensor cores
+    return rows.T.mv(torch.as_tensor(coefficients, dtype=rows.dtype, device=rows.device))
 
 
 class GradientService(Protocol):
@@ -92,8 +98,7 @@ class Cohort:
 
     def sum(self, coefficients: npt.NDArray[np.float64], rows: Tensor) -> Tensor:
         """Return sum_i coefficients_i * rows_i over the cohort, a vector [d]."""
-        # matrix-vector, not matmul: it is never routed through reduced-precision tensor cores
-        return rows.T.mv(torch.as_tensor(coefficients, dtype=rows.dtype, device=rows.device))
+        return weighted_sum(coefficients, rows)
 
     def gradients(self, x: Tensor, batch: Literal["full", "first"] = "full") -> Tensor:
         """Return every member's local gradient at x, [m, d]."""
@@ -117,7 +122,5 @@ class Population:
         total = torch.zeros_like(x)
         for start in range(0, len(self.weights), self.chunk):
             clients = np.arange(start, min(start + self.chunk, len(self.weights)))
-            rows = self.service(x, clients, 0)
-            weights = torch.as_tensor(self.weights[clients], dtype=rows.dtype, device=rows.device)
-            total += rows.T.mv(weights)
+            total += weighted_sum(self.weights[clients], self.service(x, clients, 0))
         return total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import torch
 
 from fedagrac import models
 from fedagrac.callbacks.base import Callback
-from fedagrac.callbacks.run_folder import RunFolder, environment, write_atomically
+from fedagrac.callbacks.run_folder import RunFolder, environment, write_description
 from fedagrac.config import Experiment, section
 from fedagrac.engines import Workload
 from fedagrac.errors import InputError
@@ -136,14 +135,9 @@ class _ExperimentFiles(Callback):
 
     def on_start(self, run: Run) -> None:
         """Write experiment.toml and environment.json."""
-        import tomli_w
-
-        self.out.mkdir(parents=True, exist_ok=True)
         entries = [entry.table["algorithm"][0] for entry in self.prepared.entries]
         resolved = {**self.prepared.experiment.resolved(), "algorithm": entries}
-        write_atomically(self.out / "experiment.toml", tomli_w.dumps(resolved).encode())
-        facts = environment(run.workload.model.device)
-        write_atomically(self.out / "environment.json", json.dumps(facts, indent=2).encode() + b"\n")
+        write_description(self.out, resolved, environment(run.workload.model.device))
 
 
 def run_experiment(prepared: Prepared, out: Path, progress: Progress | None = None) -> list[Path]:

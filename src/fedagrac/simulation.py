@@ -271,12 +271,11 @@ def simulate(
     chosen = _device(device)
     if participation is not None and not isinstance(participation, Participation):
         participation = Participation(participation)
-    if participation is not None:
-        participation.number(federation.num_clients)
+    M = federation.num_clients
+    cohort_size = M if participation is None else participation.number(M)
     vector_model = VectorModel(model, chosen, dtype)
     workload = Workload.of(vector_model, federation, loss, batch_size, sampling, weight_decay, seed)
-    lanes = federation.num_clients if participation is None else participation.number(federation.num_clients)
-    runner = ENGINES[choose_engine(workload, lanes) if engine == "auto" else engine](workload)
+    runner = ENGINES[choose_engine(workload, cohort_size) if engine == "auto" else engine](workload)
     if isinstance(steps, Devices) and steps.needs_flops:
         steps = steps.with_flops(workload.step_flops())
     if clock is None:

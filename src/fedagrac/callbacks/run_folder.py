@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedagrac.results import Record, SimulationResult
     from fedagrac.simulation import Run
 
-__all__ = ["RunFolder", "environment", "write_atomically"]
+__all__ = ["RunFolder", "environment", "write_atomically", "write_description"]
 
 
 @contextlib.contextmanager
@@ -72,6 +72,15 @@ def to_json(value: Any) -> str:
     return json.dumps(value, allow_nan=False)
 
 
+def write_description(folder: Path, experiment: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Make the folder and write what runs in it (experiment.toml) and where (environment.json)."""
+    import tomli_w
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "experiment.toml", tomli_w.dumps(experiment).encode())
+    write_atomically(folder / "environment.json", json.dumps(facts, indent=2).encode() + b"\n")
+
+
 class RunFolder(Callback):
     """Writes experiment.toml, environment.json, history.jsonl, status.json and model.safetensors.
 
@@ -86,16 +95,12 @@ class RunFolder(Callback):
 
     def on_start(self, run: Run) -> None:
         """Make the folder and say what runs where."""
-        import tomli_w
-
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / "experiment.toml", tomli_w.dumps(self.experiment).encode())
         facts = {
             **environment(run.workload.model.device),
             "engine": run.engine.name,
             "command": Path(sys.argv[0]).name,
         }
-        write_atomically(self.folder / "environment.json", json.dumps(facts, indent=2).encode() + b"\n")
+        write_description(self.folder, self.experiment, facts)
         write_atomically(self.folder / "history.jsonl", b"")
 
     def on_round(self, run: Run, record: Record) -> None:

@@ -44,10 +44,7 @@ def plot_curves(runs: Sequence[StoredRun], target: float | None = None, title: s
         right, runs, "test_loss" if classifies else "train_loss", "test loss" if classifies else "training loss", 1
     )
     _log_if_wide(right)
-    figure.suptitle(title, fontsize=11)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
-    return figure
+    return _with_legend(figure, left, title)
 
 
 def plot_costs(runs: Sequence[StoredRun], title: str = "") -> Figure:
@@ -69,10 +66,7 @@ def plot_costs(runs: Sequence[StoredRun], title: str = "") -> Figure:
         axes.set_xlabel(name)
         if not classifies:
             _log_if_wide(axes)
-    figure.suptitle(title, fontsize=11)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
-    return figure
+    return _with_legend(figure, left, title)
 
 
 def _draw(
@@ -99,6 +93,14 @@ def _draw(
     axes.set(xlabel="round", ylabel=label)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _with_legend(figure: Figure, axes: Axes, title: str) -> Figure:
+    """Add the title, and one legend for all axes of the figure."""
+    figure.suptitle(title, fontsize=11)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
+    return figure
 
 
 def _log_if_wide(axes: Axes) -> None:
