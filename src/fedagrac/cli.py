@@ -5,9 +5,13 @@ Exit codes: 0 done, 1 failed, 2 bad usage or input.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,7 +105,7 @@ def run(
         notes.print(
             f"[bold]{what}[/], {checked.rounds} rounds, {len(prepared.entries)} algorithms", highlight=False
         )
-    with Progress(len(prepared.entries), checked.rounds, notes) as progress:
+    with Progress(len(prepared.entries), checked.rounds, notes) as progress, _notices(notes, quiet=as_json):
         folders = run_experiment(prepared, folder, progress)
     runs = [read_run(f) for f in folders]
     rows = summarise(runs, target)
@@ -121,6 +125,26 @@ def run(
         console.print(f"\ncurves  {picture}\ncosts   {costs}\nruns    {folder}", highlight=False, soft_wrap=True)
     if all(row["status"] == "diverged" for row in rows):
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _notices(console: Console, quiet: bool) -> Iterator[None]:
+    """Show what the package reports on the way: the engine that was chosen, compile times."""
+
+    class Show(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            console.print(f"[dim]{escape(record.getMessage())}[/]", highlight=False)
+
+    log, handler = logging.getLogger("fedagrac"), Show(logging.INFO)
+    level = log.level
+    if not quiet:
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def _new_folder(name: str) -> Path:
@@ -156,7 +180,6 @@ def doctor(
 
 
 def _findings() -> dict[str, dict[str, Any]]:
-    import os
     import platform
     from importlib import metadata
 
@@ -190,7 +213,7 @@ def _findings() -> dict[str, dict[str, Any]]:
             "mlflow": installed("mlflow", "mlflow"),
         },
         "devices": devices,
-        "engines": {"serial": "usable", "lanes": "usable", "auto": "lanes on a GPU and for small models"},
+        "engines": _engines(),
         "data": {name: _whereabouts(name) for name in DATASETS},
         "folders": {
             "data": str(data_roots()[0]),
@@ -198,6 +221,31 @@ def _findings() -> dict[str, dict[str, Any]]:
             "package": str(Path(__file__).parent),
         },
     }
+
+
+def _engines() -> dict[str, str]:
+    """Say how engines are chosen: the rule for short runs, and what was measured here for longer ones."""
+    import shutil
+
+    from fedagrac.engines import measured_choices
+    from fedagrac.engines.choice import COMPILE_FROM, MEASURE_FROM
+
+    compiler = os.environ.get("CXX") or next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
+    said = {
+        "serial": "usable",
+        "lanes": "usable",
+        "compiled steps": f"usable with {compiler}" if compiler else "not usable: no C++ compiler found (g++)",
+        "auto": (
+            f"below {MEASURE_FROM:,} client-steps in all: lanes on a GPU and for small models, else serial; from there "
+            f"on the fastest by measurement; compiled steps where a run takes over {COMPILE_FROM:.0f} s without"
+        ),
+    }
+    for one in measured_choices():
+        rows = sorted(one["candidates"].items(), key=lambda row: float(row[1]["us"]))
+        name = f"{one.get('model')}, {one.get('parameters')} parameters, {one.get('lanes')} lanes"
+        times = ", ".join(f"{name} {row['us']:.3g}" for name, row in rows)
+        said[name] = f"us per client-step on {one.get('device')}: {times}"
+    return said
 
 
 def _whereabouts(name: str) -> str:

@@ -64,6 +64,7 @@ class Prepared:
             "weight_decay": float(e.weight_decay),
             "seed": e.seed,
             "engine": e.engine,
+            "compile": e.compile,
             "device": e.device,
             "precision": e.precision,
             "eval_every": e.eval_every,
