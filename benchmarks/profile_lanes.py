@@ -6,9 +6,9 @@ PYTHONPATH=src python benchmarks/profile_lanes.py alexnet,vgg19,pfl
 import sys
 
 import torch
-from engines import WORKLOADS, federation
 from torch.profiler import ProfilerActivity, profile
 
+from fedagrac.bench import WORKLOADS
 from fedagrac.engines import LanesEngine, Workload
 from fedagrac.engines.descend import descend
 from fedagrac.models import VectorModel
@@ -17,9 +17,9 @@ from fedagrac.models import VectorModel
 def main():
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     for name in (sys.argv[1] if len(sys.argv) > 1 else "alexnet").split(","):
-        make, shape, classes, images, lanes, each, batch, *_ = WORKLOADS[name]
-        fed = federation(shape, classes, images, lanes, each)
-        workload = Workload.of(VectorModel(make(), "cuda"), fed, None, batch, "replacement", 0.0, 0)
+        w = WORKLOADS[name]
+        lanes, batch, images, fed = w.cohort or w.clients, w.batch, w.images, w.federation()
+        workload = Workload.of(VectorModel(w.model(), "cuda"), fed, None, batch, "replacement", 0.0, 0)
         engine = LanesEngine(workload)
         engine._route(lanes)
         print(name, "as products:", [(c.inputs[1:], c.weight) for c in engine._routed.products])

@@ -1,4 +1,4 @@
-"""The command: fedagrac run, fedagrac doctor, and fedagrac data from `cli_data`.
+"""The command: fedagrac run, fedagrac doctor; fedagrac data from `cli_data`, fedagrac bench from `cli_bench`.
 
 Exit codes: 0 done, 1 failed, 2 bad usage or input.
 """
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedagrac.cli_bench import bench
 from fedagrac.cli_data import data_app
 from fedagrac.errors import FedagracError, InputError
 
@@ -33,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.command()(bench)
 
 
 def _version(show: bool) -> None:
@@ -236,8 +238,8 @@ def _engines() -> dict[str, str]:
         "lanes": "usable",
         "compiled steps": f"usable with {compiler}" if compiler else "not usable: no C++ compiler found (g++)",
         "auto": (
-            f"below {MEASURE_FROM:,} client-steps in all: lanes on a GPU and for small models, else serial; from there "
-            f"on the fastest by measurement; compiled steps where a run takes over {COMPILE_FROM:.0f} s without"
+            f"below {MEASURE_FROM:,} client-steps in all: lanes on a GPU and for small models, else serial; from "
+            f"there on the fastest by measurement; compiled steps where a run would take over {COMPILE_FROM:.0f} s"
         ),
     }
     for one in measured_choices():

@@ -204,7 +204,7 @@ def simulate(
     participation: int | float | Participation | None = None,
     weight_decay: float = 0.0,
     seed: int = 0,
-    engine: Literal["auto", "serial", "lanes"] = "auto",
+    engine: Literal["auto", "serial", "lanes"] | Callable[[Workload], Engine] = "auto",
     compile: bool | Literal["auto"] = "auto",
     device: str = "auto",
     dtype: torch.dtype | None = None,
@@ -230,7 +230,7 @@ def simulate(
         weight_decay: l2: adds weight_decay * x to every gradient.
         seed: names every random draw of the run.
         engine: "serial" runs one client after another, "lanes" many at once; "auto" takes the faster: by rule in a
-            short run, by a measurement that is kept on disk in a longer one.
+            short run, by a measurement that is kept on disk in a longer one. Or a function that makes an engine.
         compile: whether steps on a CPU are compiled to machine code; "auto": where the run is long enough to
             repay it.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
@@ -268,7 +268,8 @@ def simulate(
     one_of("sampling", sampling, ["replacement", "shuffle"])
     non_negative("weight_decay", weight_decay)
     count("seed", seed, least=0)
-    one_of("engine", engine, ["auto", *ENGINES])
+    if not callable(engine):
+        one_of("engine", engine, ["auto", *ENGINES])
     if compile != "auto" and not isinstance(compile, bool):
         raise InputError("compile", compile, '"auto", True or False')
     chosen = _device(device)
@@ -287,8 +288,11 @@ def simulate(
     with _precision(precision, chosen):
         started = time.perf_counter()
         # round 0 speaks for all: who takes part and how much they do changes little on average
-        mean_steps = float(steps.counts(0, M, seed).mean())
-        runner, why = choose_engine(workload, engine, compile, cohort_size, rounds * cohort_size * mean_steps)
+        work = rounds * cohort_size * float(steps.counts(0, M, seed).mean())
+        if callable(engine):
+            runner, why = engine(workload), "as given"
+        else:
+            runner, why = choose_engine(workload, engine, compile, cohort_size, work)
         x = vector_model.initial()
         run = Run(
             algorithm=algorithm,

@@ -38,8 +38,8 @@ log = logging.getLogger("fedagrac")
 CANDIDATES: dict[str, Callable[[Workload], Engine]] = {
     "serial": SerialEngine,
     "lanes": LanesEngine,
-    "lanes, compiled": lambda workload: LanesEngine(workload, compiled=True),
-    "one client, compiled": lambda workload: LanesEngine(workload, width=1, compiled=True),
+    "compiled lanes": lambda workload: LanesEngine(workload, compiled=True),
+    "compiled client": lambda workload: LanesEngine(workload, width=1, compiled=True),
 }
 """Every way of running clients that is compared, by name."""
 
@@ -77,7 +77,7 @@ def _candidates(workload: Workload, engine: str, compile: bool | Literal["auto"]
         if compile is True:
             raise InputError("compile", compile, 'engine "lanes" or "auto": serial is for reading and debugging')
         return ["serial"]
-    compiled = ["lanes, compiled"] if engine == "lanes" else ["lanes, compiled", "one client, compiled"]
+    compiled = ["compiled lanes"] if engine == "lanes" else ["compiled lanes", "compiled client"]
     plain = ["lanes"] if engine == "lanes" else ["serial", "lanes"]
     if on_gpu or compile is False:
         return plain
@@ -92,7 +92,7 @@ def _rule(workload: Workload, names: list[str], lanes: int) -> str:
     """
     kinds = len(np.unique(workload.batch_sizes(np.arange(workload.federation.num_clients))))
     together = (workload.model.device.type == "cuda" or workload.small) and lanes >= 4 * kinds
-    order = ["lanes", "lanes, compiled", "serial"] if together else ["serial", "one client, compiled", "lanes"]
+    order = ["lanes", "compiled lanes", "serial"] if together else ["serial", "compiled client", "lanes"]
     return next(name for name in order if name in names)
 
 
@@ -160,7 +160,7 @@ class _Measurements:
             return
         reference = self.found.get("serial", {}).get("us", 0.0) / 1e6
         m, steps = self.lanes, 5
-        if name in ("serial", "one client, compiled"):
+        if name in ("serial", "compiled client"):
             m = min(2, self.lanes)
         elif 4 * reference > SECONDS:
             return  # a step takes so long that there is nothing to be saved by sharing it
