@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from torch.func import functional_call, vmap
 from fedagrac.engines.compiled import CannotCompileError
 from fedagrac.engines.fixed import FixedLanes
 from fedagrac.engines.layers import RoutedLayers, convolutions_of, faster_as_products
+from fedagrac.engines.memory import free_memory, keep_freed_memory
 from fedagrac.engines.serial import FULL_GRADIENT_CHUNK, SerialEngine, seed_dropout, training
 from fedagrac.local import Plan, Result
 
@@ -80,6 +80,8 @@ class LanesEngine:
         self, workload: Workload, width: int | None = None, fixed: bool | None = None, compiled: bool = False
     ) -> None:
         on_gpu = workload.model.device.type == "cuda"
+        if not on_gpu:
+            keep_freed_memory()
         self.workload = workload
         self.width = width
         self.compiled = compiled and not on_gpu
@@ -182,7 +184,7 @@ class LanesEngine:
         per_lane = (
             vectors * model.size * torch.finfo(model.dtype).bits // 8 + 2 * self._activations[batch] + tables
         )
-        return max(1, int(MEMORY_SHARE * _free_memory(model.device) / per_lane))
+        return max(1, int(MEMORY_SHARE * free_memory(model.device) / per_lane))
 
     def _kept_bytes(self, batch: int) -> int:
         """Return the bytes that one lane keeps from a forward pass for its backward pass."""
@@ -386,12 +388,3 @@ def _part(wave: Wave, half: slice) -> Wave:
     return Wave(
         wave.rows[half], running, wave.samples[chosen], None if wave.shifts is None else wave.shifts[chosen]
     )
-
-
-def _free_memory(device: torch.device) -> int:
-    """Return the free bytes on the device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return 2**32

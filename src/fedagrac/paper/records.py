@@ -1,0 +1,82 @@
+"""Records: the outcome of one run of a recipe, as a small JSON file named after its settings.
+
+A run that is recorded is not run again, so recipes can be stopped, continued, and filled in over days and machines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedagrac.folders import write_atomically
+
+__all__ = ["Cell", "Record", "Records"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a recipe.
+
+    Attributes:
+        name: where it belongs, such as "alexnet-dp1-v10000-fixed/fedagrac".
+        settings: everything that decides the outcome.
+    """
+
+    name: str
+    settings: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """A short hash of the settings.
+
+        Examples:
+            >>> Cell("a", {"lr": 0.1}).key == Cell("b", {"lr": 0.1}).key
+            True
+        """
+        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What came out: the settings, the outcome, and where it was run."""
+
+    cell: str
+    settings: dict[str, Any]
+    outcome: dict[str, Any]
+    environment: dict[str, Any]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run went on to its end; one that ran out of time did not."""
+        return bool(self.outcome.get("finished", True))
+
+
+class Records:
+    """The records of a folder, one file each."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def path(self, recipe: str, cell: Cell) -> Path:
+        """Return where the record of a cell is."""
+        safe = "".join(c if c.isalnum() or c in "-." else "_" for c in cell.name)
+        return self.folder / recipe / f"{safe}-{cell.key}.json"
+
+    def get(self, recipe: str, cell: Cell) -> Record | None:
+        """Return the record of a cell, or None where there is none or the file is damaged."""
+        try:
+            table = json.loads(self.path(recipe, cell).read_text())
+            return Record(table["cell"], table["settings"], table["outcome"], table["environment"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def put(self, recipe: str, cell: Cell, outcome: dict[str, Any], environment: dict[str, Any]) -> Record:
+        """Write the record of a cell."""
+        path = self.path(recipe, cell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = {"cell": cell.name, "settings": cell.settings, "environment": environment, "outcome": outcome}
+        write_atomically(path, (json.dumps(table, indent=1) + "\n").encode())
+        return Record(cell.name, cell.settings, outcome, environment)
