@@ -94,7 +94,7 @@ def _columns(series: Sequence[Series], letters: int) -> int:
 
 
 def _draw(axes: Axes, chart: Chart, series: Sequence[Series], target: float | None) -> None:
-    from matplotlib.ticker import LogFormatter
+    from matplotlib.ticker import MaxNLocator
 
     curves = [curve(line, chart) for line in series]
     for line, points in zip(series, curves, strict=True):
@@ -115,12 +115,24 @@ def _draw(axes: Axes, chart: Chart, series: Sequence[Series], target: float | No
         if target is not None:
             _mark_target(axes, target)
     elif chart.log:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter())  # 0.5, not 5 x 10^-1
-        axes.yaxis.set_minor_formatter(LogFormatter())
+        _log_axis(axes)
+    if chart.x.field == "round":
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.set(xlabel=chart.x.label, ylabel=chart.y.label)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _log_axis(axes: Axes) -> None:
+    """Make the axis logarithmic; up to three decades are labelled 0.5, 1, 2 and not by powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 1000 * low:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _mark_target(axes: Axes, target: float) -> None:

@@ -148,8 +148,11 @@ def _read(path: Path, parse: Callable[[str], Any], kind: Any) -> Any:
         TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "content"
-        raise InputError(str(path), f"{where} = {first['input']!r}"[:80], first["msg"]) from None
+        where = ": ".join([str(path), *([".".join(map(str, first["loc"]))] if first["loc"] else [])])
+        if first["type"] == "missing":
+            raise InputError(where, None, "a value") from None
+        accepted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        raise InputError(where, first["input"], accepted) from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError("run folder", str(path.parent), f"a readable {path.name} ({error})") from None
     return values
