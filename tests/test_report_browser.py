@@ -289,7 +289,8 @@ def test_hostile_names_are_shown_and_do_nothing(browser, tmp_path):
     page = write_report(find_runs([folder, tmp_path / "b"]), tmp_path / "out")
     opened(browser, page)
     names = [e.text for e in browser.find_elements(By.CSS_SELECTOR, "#accuracy-rounds .legendtext")]
-    assert names[0] == hostile
+    assert names[0] == f"{hostile[:22]}…{hostile[-21:]}"
+    assert hostile in browser.find_element(By.ID, "summary").text
     assert browser.execute_script("return window.taken") is None
     assert browser.find_elements(By.CSS_SELECTOR, "img, main b") == []
     assert browser.get_log("browser") == []

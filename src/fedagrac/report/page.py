@@ -91,6 +91,16 @@ def _text(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def _short(text: str, most: int = 44) -> str:
+    """Return text that fits a legend on a phone: beginning and end of what is longer.
+
+    Examples:
+        >>> _short("fedagrac, runs of today", 12)
+        'fedagr…today'
+    """
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2 - 1) :]}"
+
+
 def _dashes(look: Look, width: float) -> str:
     """Return the pattern of a line as SVG and Plotly write it.
 
@@ -158,7 +168,7 @@ def _traces(chart: Chart, line: Series, points: Curve, group: str) -> list[dict[
         traces.append({**across, **band, "legendgroup": group, "showlegend": False, "hoverinfo": "skip"})
     traces.append(
         {
-            "name": _text(line.note),
+            "name": _text(_short(line.note)),
             "legendgroup": group,
             "x": _rounded(x),
             "y": _rounded(y),
@@ -294,8 +304,8 @@ def _notes(runs: Sequence[StoredRun], names: Sequence[str]) -> list[str]:
         shared, own = run.experiment.get("lr"), run.experiment["algorithm"][0].get("lr")
         if run.algorithm == "fedlin" and shared and own and own != shared:
             factor = f"lr {own:.4g} is {own / shared:.4g} times the shared {shared:g}"
-            notes.append(f"{name}: {factor}; FedLin divides its steps by K_i.")
-    return notes
+            notes.append(f"{run.label}: {factor}; FedLin divides its steps by K_i.")
+    return list(dict.fromkeys(notes))
 
 
 def _settings(run: StoredRun) -> dict[str, Any]:
