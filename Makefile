@@ -1,10 +1,11 @@
 # make demo   set everything up and run the main job: nine algorithms on real data, a table, curves
 # make test   set everything up and run every check
+# make bench  time every engine on this machine (make bench-peers: pfl-research and Flower, in their own environments)
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: demo install test lint docs clean
+.PHONY: demo install test lint docs bench bench-peers clean
 
 demo: install
 	$(BIN)/fedagrac run
@@ -22,8 +23,16 @@ lint: .venv/.dev
 docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+bench: install
+	$(BIN)/fedagrac bench --parts engines,clients,spread,size --out runs/bench
+
+bench-peers: install
+	$(BIN)/fedagrac bench pfl --out runs/bench-peers
+	$(BIN)/python benchmarks/peers/run.py --json runs/bench-peers/peers.json
+	$(BIN)/fedagrac bench pfl --out runs/bench-peers-again
+
 clean:
-	rm -rf .venv site dist
+	rm -rf .venv .bench-peers site dist
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -6,22 +6,23 @@ PYTHONPATH=src python benchmarks/profile_lanes.py alexnet,vgg19,pfl
 import sys
 
 import torch
-from engines import WORKLOADS, federation
 from torch.profiler import ProfilerActivity, profile
 
+from fedagrac.bench import WORKLOADS
 from fedagrac.engines import LanesEngine, Workload
+from fedagrac.engines.descend import descend
 from fedagrac.models import VectorModel
 
 
 def main():
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     for name in (sys.argv[1] if len(sys.argv) > 1 else "alexnet").split(","):
-        make, shape, classes, images, lanes, each, batch, *_ = WORKLOADS[name]
-        fed = federation(shape, classes, images, lanes, each)
-        workload = Workload.of(VectorModel(make(), "cuda"), fed, None, batch, "replacement", 0.0, 0)
+        w = WORKLOADS[name]
+        lanes, batch, images, fed = w.cohort or w.clients, w.batch, w.images, w.federation()
+        workload = Workload.of(VectorModel(w.model(), "cuda"), fed, None, batch, "replacement", 0.0, 0)
         engine = LanesEngine(workload)
         engine._route(lanes)
-        print(name, "as products:", [(c.inputs[1:], c.weight) for c in engine._routed.chosen])
+        print(name, "as products:", [(c.inputs[1:], c.weight) for c in engine._routed.products])
         X = [b.contiguous() for b in workload.model.row_views(workload.model.initial().repeat(lanes, 1)).values()]
         samples = torch.randint(0, 1000, (lanes, batch), device="cuda")
         shifts = torch.randint(0, 2, (lanes, batch, 3), device="cuda") if images.padding else None
@@ -29,7 +30,7 @@ def main():
 
         def step(engine=engine, X=X, samples=samples, shifts=shifts, C=C, eta=eta):
             for x, g, c in zip(X, engine.pieces(X, samples, shifts)[1], C, strict=True):
-                x.addcmul_(g + c, eta.reshape(-1, *[1] * (x.ndim - 1)), value=-1)
+                descend(x, g, c, eta)
 
         workload.model.module.train()
         with torch.no_grad():

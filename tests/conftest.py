@@ -1,9 +1,18 @@
 """Settings for every test."""
 
 import hypothesis
+import pytest
 import torch
+
+from fedagrac.engines import choice
 
 torch.set_num_threads(1)  # tests run in parallel processes
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _measurements_of_this_test(tmp_path, monkeypatch):
+    """Measurements of engines belong to the test that makes them."""
+    monkeypatch.setattr(choice, "_folder", lambda: tmp_path / "engines")

@@ -24,6 +24,7 @@ from fedagrac.cli import main
 from fedagrac.data import files
 from fedagrac.data.files import DATA_FILES, DataError, DataFile, DataSet, Download
 from fedagrac.errors import InputError
+from fedagrac.folders import cache_folder
 
 REAL = {name: files.locate(name) for name in DATA_FILES}  # before the tests look away from the user's folders
 
@@ -562,11 +563,11 @@ def test_roots_are_searched_in_order(tmp_path, home, monkeypatch):
 
 
 def test_the_cache_folder_follows_the_platform(home, monkeypatch):
-    assert files._cache_folder("darwin") == home / "Library" / "Caches" / "fedagrac"
+    assert cache_folder("darwin") == home / "Library" / "Caches" / "fedagrac"
     monkeypatch.delenv("LOCALAPPDATA", raising=False)
-    assert files._cache_folder("win32") == home / "AppData" / "Local" / "fedagrac"
+    assert cache_folder("win32") == home / "AppData" / "Local" / "fedagrac"
     monkeypatch.setenv("LOCALAPPDATA", str(home / "local"))
-    assert files._cache_folder("win32") == home / "local" / "fedagrac"
+    assert cache_folder("win32") == home / "local" / "fedagrac"
 
 
 def test_the_first_folder_with_all_files_is_taken(tmp_path, home, monkeypatch):

@@ -1,5 +1,8 @@
 """Lanes give the numbers of serial, however clients are packed."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,8 @@ import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.data.images import Images
 from fedagrac.engines import LanesEngine, SerialEngine, Workload
-from fedagrac.engines.convolution import Convolution, RoutedConvolutions, convolutions_of, faster_as_products
+from fedagrac.engines.layers import RoutedLayers, convolutions_of, faster_as_products
+from fedagrac.engines.patches import Convolution
 from fedagrac.local import Plan
 from fedagrac.models import VectorModel
 from quadratics import half_square, quadratics
@@ -105,7 +109,7 @@ def test_convolutions_as_products_of_patches_give_the_same(name, monkeypatch):
         inputs, _ = self.workload.load(torch.zeros(5, dtype=torch.int64))
         found = convolutions_of(self.workload.model.module, inputs)
         assert len(found) == 2  # the grouped one is left alone
-        self._routed = RoutedConvolutions(found)
+        self._routed = RoutedLayers(found)
 
     monkeypatch.setattr(LanesEngine, "_route", route_all)
     serial, lanes = (
@@ -150,7 +154,7 @@ def engines(batch_size=4, sampling="replacement", width=None, fixed=None):
 @pytest.mark.parametrize("fixed", [False, True])
 def test_any_packing_gives_every_part_of_the_reply(width, mean, fixed, monkeypatch):
     """Per-lane K, eta, mu, correction and first_steps; waves of every width; exact peeling and fixed widths."""
-    monkeypatch.setattr("fedagrac.engines.fixed.TABLE_STEPS", 16)  # the longest lane needs several tables
+    monkeypatch.setattr("fedagrac.engines.fixed.TABLE_STEPS", 20)  # the longest lane needs several tables
     q, serial, lanes = engines(width=width, fixed=fixed)
     x = torch.from_numpy(q.start())
     plan = Plan.of(
@@ -167,6 +171,61 @@ def test_any_packing_gives_every_part_of_the_reply(width, mean, fixed, monkeypat
         assert far(b.total, a.total) < 1e-12
 
 
+def test_compiled_steps_give_every_part_of_the_reply(monkeypatch):
+    """Calls of five steps, two widths, several tables, per-lane everything; and twice, to see what is left."""
+    monkeypatch.setattr("fedagrac.engines.fixed.TABLE_STEPS", 20)
+    monkeypatch.setattr("fedagrac.engines.fixed.COMPILED_WIDTHS", 2)
+    q = quadratics()
+    w = Workload.of(VectorModel(q.module()), q.federation(), half_square, 4, "replacement", 0.1, 0)
+    serial, lanes = SerialEngine(w), LanesEngine(w, compiled=True)
+    x = torch.from_numpy(q.start())
+    for round, steps in enumerate([RAGGED, [13, 7, 3, 40, 7, 1]]):
+        plan = Plan.of(
+            steps=steps, lr=np.linspace(0.01, 0.03, 6), mu=[0, 0.5, 0, 0.1, 0, 2.0], mean=True,
+            first_steps=[0, 5, 1, 50, 0, 9], correction=torch.arange(30, dtype=torch.float64).reshape(6, 5) / 20,
+        )  # fmt: skip
+        a, b = (engine.run(plan, x, np.arange(6), round) for engine in (serial, lanes))
+        for part in ("models", "loss", "first", "total"):
+            assert far(getattr(b, part), getattr(a, part)) < 1e-12
+    assert lanes.compiled
+    assert len(lanes._prepared) == 1
+
+
+@pytest.mark.parametrize("width", [None, 1])
+def test_compiled_convolutions_norms_and_pictures(width, monkeypatch):
+    monkeypatch.setattr("fedagrac.engines.fixed.COMPILED_WIDTHS", 1)
+    w = Workload.of(VectorModel(convolutional(), dtype=torch.float64), pictures(), None, 5, "replacement", 0.0, 0)
+    x, clients = w.model.initial(), np.arange(5)
+    plan = Plan.of(steps=[1, 9, 4, 2, 9], lr=0.05, correction=torch.ones((5, len(x)), dtype=torch.float64) / 50)
+    lanes = LanesEngine(w, width, compiled=True)
+    a, b = (engine.run(plan, x, clients, 1) for engine in (SerialEngine(w), lanes))
+    assert lanes.compiled
+    assert far(b.models - x, a.models - x) < 1e-10
+
+
+def test_without_a_compiler_steps_run_uncompiled_and_say_so(tmp_path):
+    """A real process that finds no compiler."""
+    script = """
+import warnings, torch, fedagrac as fg
+fed = fg.Federation.load("digits", clients=4, seed=0)
+def run(**options):
+    return fg.simulate(torch.nn.Linear(64, 10, dtype=torch.float64), fed, fg.FedaGrac(lr=0.1), rounds=2,
+                       steps=fg.Linear(2, 3), device="cpu", **options).vector
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    torch.manual_seed(0); compiled = run(engine="lanes", compile=True)
+torch.manual_seed(0); serial = run(engine="serial")
+print([str(w.message) for w in said], float((compiled - serial).norm() / serial.norm()) < 1e-10)
+"""
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "CXX": "no-such-compiler"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "steps run uncompiled, which is slower" in done.stdout
+    assert done.stdout.strip().endswith("True")
+
+
 def test_recorded_steps_serve_later_rounds():
     """The buffers of one wave are those of the next: nothing of an earlier round may show."""
     q, serial, lanes = engines(fixed=True)
@@ -177,7 +236,7 @@ def test_recorded_steps_serve_later_rounds():
         for part in ("models", "loss", "first", "total"):
             assert far(getattr(b, part), getattr(a, part)) < 1e-12
         x = a.models.mean(0)
-    assert len(lanes._recorded) == 1
+    assert len(lanes._prepared) == 1
 
 
 def test_lanes_are_grouped_by_batch_size_and_sorted_by_steps():
@@ -243,38 +302,6 @@ def test_dropout_is_keyed_by_the_wave():
     a = run()
     torch.manual_seed(77)
     assert torch.equal(run(), a)
-
-
-@pytest.mark.parametrize(
-    ("model", "clients", "batch_size", "participation", "expected"),
-    [
-        (lambda: nn.Linear(64, 10), 6, 20, None, "lanes"),
-        (lambda: nn.Linear(64, 10), 3, 20, None, "serial"),  # nothing to batch
-        (lambda: nn.Linear(64, 10), 50, 20, 2, "serial"),
-        (lambda: nn.Linear(64, 10), 6, None, None, "serial"),  # full batches of six different sizes
-        (
-            lambda: nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 10, 8), nn.Flatten()),
-            6,
-            20,
-            None,
-            "serial",
-        ),
-        (lambda: nn.Sequential(nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, 10)), 6, 20, None, "serial"),
-    ],
-)
-def test_auto_takes_the_engine_that_the_measurements_favour(model, clients, batch_size, participation, expected):
-    fed = fg.Federation.load("digits", clients=clients, partition=fg.Dirichlet(0.5), seed=0)
-
-    class Keep(fg.Callback):
-        def on_start(self, run):
-            self.engine = run.engine.name
-
-    keep = Keep()
-    fg.simulate(
-        model(), fed, fg.FedAvg(lr=0.1), rounds=1, steps=fg.Constant(1), batch_size=batch_size,
-        participation=participation, device="cpu", callbacks=[keep],
-    )  # fmt: skip
-    assert keep.engine == expected
 
 
 class Stubborn(nn.Module):

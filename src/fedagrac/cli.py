@@ -1,14 +1,17 @@
-"""The command: fedagrac run, report and doctor, and fedagrac data from `cli_data`.
+"""The command: fedagrac run, report, doctor; fedagrac data from `cli_data`, fedagrac bench from `cli_bench`.
 
 Exit codes: 0 done, 1 failed, 2 bad usage or input.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedagrac.cli_bench import bench
 from fedagrac.cli_data import data_app
 from fedagrac.errors import FedagracError, InputError
 
@@ -33,6 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.command()(bench)
 
 
 def _version(show: bool) -> None:
@@ -103,7 +108,7 @@ def run(
         notes.print(
             f"[bold]{what}[/], {checked.rounds} rounds, {len(prepared.entries)} algorithms", highlight=False
         )
-    with Progress(len(prepared.entries), checked.rounds, notes) as progress:
+    with Progress(len(prepared.entries), checked.rounds, notes) as progress, _notices(notes, quiet=as_json):
         folders = run_experiment(prepared, folder, progress)
     runs = [read_run(f) for f in folders]
     page = write_report(runs, folder)
@@ -111,6 +116,26 @@ def run(
     rows = _print_report(runs, page, as_json, hints)
     if all(row["status"] == "diverged" for row in rows):
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _notices(console: Console, quiet: bool) -> Iterator[None]:
+    """Show what the package reports on the way: the engine that was chosen, compile times."""
+
+    class Show(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            console.print(f"[dim]{escape(record.getMessage())}[/]", highlight=False)
+
+    log, handler = logging.getLogger("fedagrac"), Show(logging.INFO)
+    level = log.level
+    if not quiet:
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def _print_report(
@@ -215,7 +240,6 @@ def doctor(
 
 
 def _findings() -> dict[str, dict[str, Any]]:
-    import os
     import platform
     from importlib import metadata
 
@@ -249,7 +273,7 @@ def _findings() -> dict[str, dict[str, Any]]:
             "mlflow": installed("mlflow", "mlflow"),
         },
         "devices": devices,
-        "engines": {"serial": "usable", "lanes": "usable", "auto": "lanes on a GPU and for small models"},
+        "engines": _engines(),
         "data": {name: _whereabouts(name) for name in DATASETS},
         "folders": {
             "data": str(data_roots()[0]),
@@ -257,6 +281,31 @@ def _findings() -> dict[str, dict[str, Any]]:
             "package": str(Path(__file__).parent),
         },
     }
+
+
+def _engines() -> dict[str, str]:
+    """Say how engines are chosen: the rule for short runs, and what was measured here for longer ones."""
+    import shutil
+
+    from fedagrac.engines import measured_choices
+    from fedagrac.engines.choice import COMPILE_FROM, MEASURE_FROM
+
+    compiler = os.environ.get("CXX") or next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
+    said = {
+        "serial": "usable",
+        "lanes": "usable",
+        "compiled steps": f"usable with {compiler}" if compiler else "not usable: no C++ compiler found (g++)",
+        "auto": (
+            f"below {MEASURE_FROM:,} client-steps in all: lanes on a GPU and for small models, else serial; from "
+            f"there on the fastest by measurement; compiled steps where a run would take over {COMPILE_FROM:.0f} s"
+        ),
+    }
+    for one in measured_choices():
+        rows = sorted(one["candidates"].items(), key=lambda row: float(row[1]["us"]))
+        name = f"{one.get('model')}, {one.get('parameters')} parameters, {one.get('lanes')} lanes"
+        times = ", ".join(f"{name} {row['us']:.3g}" for name, row in rows)
+        said[name] = f"us per client-step on {one.get('device')}: {times}"
+    return said
 
 
 def _whereabouts(name: str) -> str:

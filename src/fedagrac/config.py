@@ -161,6 +161,7 @@ class Experiment(_Table):
     participation: StrictInt | StrictFloat | dict[str, Any] | None = None
     weight_decay: Number = 0.0
     engine: StrictStr = "auto"
+    compile: bool | Literal["auto"] = "auto"
     device: StrictStr = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["float32", "tf32"] = "float32"

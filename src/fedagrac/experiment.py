@@ -11,11 +11,12 @@ import torch
 
 from fedagrac import models
 from fedagrac.callbacks.base import Callback
-from fedagrac.callbacks.run_folder import RunFolder, environment, write_atomically, write_description
+from fedagrac.callbacks.run_folder import RunFolder, environment, write_description
 from fedagrac.config import Experiment, section
 from fedagrac.data.describe import describe
 from fedagrac.engines import Workload
 from fedagrac.errors import InputError
+from fedagrac.folders import write_atomically
 from fedagrac.heterogeneity import Devices
 from fedagrac.models.vector import VectorModel
 from fedagrac.simulation import simulate
@@ -66,6 +67,7 @@ class Prepared:
             "weight_decay": float(e.weight_decay),
             "seed": e.seed,
             "engine": e.engine,
+            "compile": e.compile,
             "device": e.device,
             "precision": e.precision,
             "eval_every": e.eval_every,

@@ -89,6 +89,7 @@ class Run:
     federation: Federation
     workload: Workload
     engine: Engine
+    engine_reason: str
     steps: StepSchedule
     participation: Participation | None
     clock: Clock
@@ -203,7 +204,7 @@ def simulate(
     participation: int | float | Participation | None = None,
     weight_decay: float = 0.0,
     seed: int = 0,
-    engine: Literal["auto", "serial", "lanes"] = "auto",
+    engine: Literal["auto", "serial", "lanes"] | Callable[[Workload], Engine] = "auto",
     compile: bool | Literal["auto"] = "auto",
     device: str = "auto",
     dtype: torch.dtype | None = None,
@@ -228,8 +229,10 @@ def simulate(
         participation: None for everyone, a number or a fraction of clients each round, or a `Participation`.
         weight_decay: l2: adds weight_decay * x to every gradient.
         seed: names every random draw of the run.
-        engine: "serial" runs one client after another, "lanes" many at once; "auto" takes the faster by rule.
-        compile: compiled steps; not there yet, so only "auto" and False are accepted.
+        engine: "serial" runs one client after another, "lanes" many at once; "auto" takes the faster: by rule in a
+            short run, by a measurement that is kept on disk in a longer one. Or a function that makes an engine.
+        compile: whether steps on a CPU are compiled to machine code; "auto": where the run is long enough to
+            repay it.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         dtype: torch.float32 or torch.float64; None for the model's.
         precision: "tf32" allows reduced-precision matrix products on GPUs.
@@ -265,9 +268,10 @@ def simulate(
     one_of("sampling", sampling, ["replacement", "shuffle"])
     non_negative("weight_decay", weight_decay)
     count("seed", seed, least=0)
-    one_of("engine", engine, ["auto", *ENGINES])
-    if compile not in ("auto", False):
-        raise InputError("compile", compile, '"auto" or False: steps are not compiled yet')
+    if not callable(engine):
+        one_of("engine", engine, ["auto", *ENGINES])
+    if compile != "auto" and not isinstance(compile, bool):
+        raise InputError("compile", compile, '"auto", True or False')
     chosen = _device(device)
     if participation is not None and not isinstance(participation, Participation):
         participation = Participation(participation)
@@ -275,7 +279,6 @@ def simulate(
     cohort_size = M if participation is None else participation.number(M)
     vector_model = VectorModel(model, chosen, dtype)
     workload = Workload.of(vector_model, federation, loss, batch_size, sampling, weight_decay, seed)
-    runner = ENGINES[choose_engine(workload, cohort_size) if engine == "auto" else engine](workload)
     if isinstance(steps, Devices) and steps.needs_flops:
         steps = steps.with_flops(workload.step_flops())
     if clock is None:
@@ -284,12 +287,19 @@ def simulate(
 
     with _precision(precision, chosen):
         started = time.perf_counter()
+        # round 0 speaks for all: who takes part and how much they do changes little on average
+        work = rounds * cohort_size * float(steps.counts(0, M, seed).mean())
+        if callable(engine):
+            runner, why = engine(workload), "as given"
+        else:
+            runner, why = choose_engine(workload, engine, compile, cohort_size, work)
         x = vector_model.initial()
         run = Run(
             algorithm=algorithm,
             federation=federation,
             workload=workload,
             engine=runner,
+            engine_reason=why,
             steps=steps,
             participation=participation,
             clock=clock,

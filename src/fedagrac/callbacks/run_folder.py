@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import platform
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,34 +14,13 @@ import numpy as np
 import torch
 
 from fedagrac.callbacks.base import Callback
+from fedagrac.folders import naming, write_atomically
 
 if TYPE_CHECKING:
     from fedagrac.results import Record, SimulationResult
     from fedagrac.simulation import Run
 
-__all__ = ["RunFolder", "environment", "write_atomically", "write_description"]
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Say which file it was: a full disk is reported without a name."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is either whole or not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with _naming(path), temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+__all__ = ["RunFolder", "environment", "write_description"]
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:
@@ -98,6 +75,9 @@ class RunFolder(Callback):
         facts = {
             **environment(run.workload.model.device),
             "engine": run.engine.name,
+            "engine_compiled": getattr(run.engine, "compiled", False),
+            "engine_width": getattr(run.engine, "width", 1),
+            "engine_reason": run.engine_reason,
             "command": Path(sys.argv[0]).name,
         }
         write_description(self.folder, self.experiment, facts)
@@ -106,7 +86,7 @@ class RunFolder(Callback):
     def on_round(self, run: Run, record: Record) -> None:
         """Add one line to the history."""
         path = self.folder / "history.jsonl"
-        with _naming(path), path.open("a", encoding="utf-8") as history:
+        with naming(path), path.open("a", encoding="utf-8") as history:
             history.write(to_json(record) + "\n")
 
     def on_end(self, run: Run, result: SimulationResult) -> None:

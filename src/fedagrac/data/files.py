@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from fedagrac.errors import FedagracError, InputError, one_of
+from fedagrac.folders import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -232,22 +233,6 @@ DATA_FILES: dict[str, DataSet] = {data.name: data for data in (_a9a(), _fashion_
 # where
 
 
-def _cache_folder(platform: str = sys.platform) -> Path | None:
-    """Return the user's cache folder for this package, by the platform's conventions; None without a home."""
-    try:
-        if platform == "win32":
-            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-        elif platform == "darwin":
-            base = Path.home() / "Library" / "Caches"
-        else:
-            base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-            if not base.is_absolute():  # the XDG rules: unset, empty and relative values do not count
-                base = Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return base / "fedagrac"
-
-
 def data_roots(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
     r"""Return the folders that hold data sets, in the order of search; fetched files go to the first.
 
@@ -264,7 +249,7 @@ def data_roots(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
     """
     chosen = [data_dir, os.environ.get("FEDAGRAC_DATA") or None]
     roots = [Path(os.path.abspath(os.path.expanduser(root))) for root in chosen if root is not None]
-    cache = _cache_folder()
+    cache = cache_folder()
     if cache is not None:
         roots.append(cache)
     if not roots:

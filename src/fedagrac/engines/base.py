@@ -29,6 +29,10 @@ Loss = Callable[["Tensor", "Tensor"], "Tensor"]
 """(output, target) -> scalar mean over the samples."""
 
 
+SMALL = 100_000
+"""Parameters up to which a model without convolutions counts as small."""
+
+
 class Engine(Protocol):
     """How a cohort's local rules are executed."""
 
@@ -47,13 +51,16 @@ class Engine(Protocol):
 class Batches:
     """What a client uses in its steps: sample numbers [steps, batch], and shifts [steps, batch, 3] or None."""
 
-    samples: Tensor
-    shifts: Tensor | None
+    samples: npt.NDArray[np.int64]
+    shifts: npt.NDArray[np.int64] | None
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        yield from zip(
-            self.samples, self.shifts if self.shifts is not None else itertools.repeat(None), strict=False
-        )
+    def on(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the steps' samples and shifts on a device."""
+        samples = torch.from_numpy(self.samples).to(device)
+        if self.shifts is None:
+            yield from zip(samples, itertools.repeat(None), strict=False)
+        else:
+            yield from zip(samples, torch.from_numpy(self.shifts).to(device), strict=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,26 +133,41 @@ class Workload:
         """Return which samples the client uses in each step of the round, and how its pictures are shifted."""
         own = self.federation.samples_of(client)
         positions = batch_positions(len(own), steps, self.batch_size, self.sampling, self.seed, round, client)
-        samples = torch.from_numpy(own[positions]).to(self.model.device)
         images = self.federation.images
         if images is None or not images.padding:
-            return Batches(samples, None)
+            return Batches(own[positions], None)
         batch = positions.shape[1]
-        shifts = draw_shifts(steps, batch, images.padding, self.seed, round, client)
-        return Batches(samples, torch.from_numpy(shifts).to(self.model.device))
+        return Batches(own[positions], draw_shifts(steps, batch, images.padding, self.seed, round, client))
 
-    def load(self, samples: Tensor, shifts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of some training samples, ready for the module."""
-        inputs = self.inputs[samples]
+    @property
+    def pool(self) -> tuple[Tensor, Tensor]:
+        """All training inputs and targets."""
+        return self.inputs, self.targets
+
+    def load(
+        self, samples: Tensor, shifts: Tensor | None = None, pool: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of some training samples, ready for the module.
+
+        A traced step names the pool itself, so that it becomes an argument of the trace.
+        """
+        all_inputs, targets = pool or self.pool
+        inputs = all_inputs[samples]
         if shifts is not None:
             assert self.federation.images is not None
             inputs = crop_and_flip(inputs, shifts, self.federation.images.padding)
-        return self.prepare(inputs), self.targets[samples]
+        return self.prepare(inputs), targets[samples]
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Return inputs as the module wants them: stored pictures become normalised numbers."""
         images = self.federation.images
         return inputs if images is None or inputs.dtype != torch.uint8 else images(inputs, self.model.dtype)
+
+    @property
+    def small(self) -> bool:
+        """Whether a step is so small that calling its operations costs more than they do."""
+        convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self.model.module.modules())
+        return self.model.size <= SMALL and not convolves
 
     def step_flops(self) -> float:
         """Return the floating-point operations of one local step (forward and backward), as torch counts them.

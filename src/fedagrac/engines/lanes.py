@@ -10,6 +10,7 @@ It obeys the same local rule as `serial` and gives its numbers, apart from round
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import warnings
 from collections.abc import Iterator
@@ -20,8 +21,9 @@ import numpy as np
 import torch
 from torch.func import functional_call, vmap
 
-from fedagrac.engines.convolution import RoutedConvolutions, convolutions_of, faster_as_products
+from fedagrac.engines.compiled import CannotCompileError
 from fedagrac.engines.fixed import FixedLanes
+from fedagrac.engines.layers import RoutedLayers, convolutions_of, faster_as_products
 from fedagrac.engines.serial import FULL_GRADIENT_CHUNK, SerialEngine, seed_dropout, training
 from fedagrac.local import Plan, Result
 
@@ -69,18 +71,24 @@ class LanesEngine:
         width: the most lanes in one wave; None for as many as fit into memory.
         fixed: steps of a few fixed shapes, recorded as CUDA graphs on a GPU (the default there), instead of exact
             peeling.
+        compiled: compile those steps, on a CPU.
     """
 
     name = "lanes"
 
-    def __init__(self, workload: Workload, width: int | None = None, fixed: bool | None = None) -> None:
+    def __init__(
+        self, workload: Workload, width: int | None = None, fixed: bool | None = None, compiled: bool = False
+    ) -> None:
+        on_gpu = workload.model.device.type == "cuda"
         self.workload = workload
         self.width = width
-        self.fixed = workload.model.device.type == "cuda" if fixed is None else fixed
-        self._recorded: dict[tuple[object, ...], FixedLanes] = {}
+        self.compiled = compiled and not on_gpu
+        self.fixed = (on_gpu or self.compiled) if fixed is None else fixed
+        self._prepared: dict[tuple[object, ...], FixedLanes] = {}
+        self._activations: dict[int, int] = {}
         self._serial = SerialEngine(workload)
         self._losses = vmap(self._loss, in_dims=(0, 0, 0), randomness="different")
-        self._routed: RoutedConvolutions | None = None
+        self._routed = None if on_gpu else RoutedLayers(side_by_side=True)
         self._supported = self._try()
 
     # the two services of an engine
@@ -121,7 +129,9 @@ class LanesEngine:
             if not self._supported or len(members) == 1 or size > FULL_GRADIENT_CHUNK or w.model.has_dropout:
                 rows[members] = self._serial.gradients(x, clients[members], round, batch)
                 continue
-            width = max(1, min(len(members), FULL_GRADIENT_CHUNK // int(size), self._fitting_width(4)))
+            width = max(
+                1, min(len(members), FULL_GRADIENT_CHUNK // int(size), self._fitting_width(4, int(size), 1))
+            )
             with training(w):
                 for start in range(0, len(members), width):
                     some = members[start : start + width]
@@ -139,8 +149,12 @@ class LanesEngine:
             own = np.stack([w.federation.samples_of(client) for client in clients])
             return torch.from_numpy(own).to(w.model.device), None
         drawn = [w.draw(int(client), 1, round) for client in clients]
+        samples = np.concatenate([batches.samples for batches in drawn])
         shifts = [batches.shifts for batches in drawn if batches.shifts is not None]
-        return torch.cat([batches.samples for batches in drawn]), torch.cat(shifts) if shifts else None
+        return self._place(samples), self._place(np.concatenate(shifts)) if shifts else None
+
+    def _place(self, numbers: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(numbers).to(self.workload.model.device)
 
     # how lanes are packed
 
@@ -149,20 +163,40 @@ class LanesEngine:
         batch = self.workload.batch_sizes(clients)
         order = np.lexsort((np.arange(len(clients)), -plan.steps))
         vectors = 5 + (plan.correction is not None) + bool(plan.first_steps.any()) + plan.accumulate
-        width = self.width or self._fitting_width(vectors)
         for size in np.unique(batch):
             group = order[batch[order] == size]
+            width = self.width or self._fitting_width(vectors, int(size), int(plan.steps[group].max()))
             for start in range(0, len(group), width):
                 yield group[start : start + width]
 
-    def _fitting_width(self, vectors: int) -> int:
+    def _fitting_width(self, vectors: int, batch: int, steps: int) -> int:
         """Return how many lanes fit into the free memory if each needs so many d-vectors.
 
-        Activations are not known beforehand: a wave that does not fit after all is run again in halves.
+        What a backward pass keeps is measured on one batch, and what the libraries need beside it is not known: a
+        wave that does not fit after all is run again in halves.
         """
         model = self.workload.model
-        per_lane = vectors * model.size * torch.finfo(model.dtype).bits // 8
+        if batch not in self._activations:
+            self._activations[batch] = self._kept_bytes(batch)
+        tables = 8 * steps * batch * (1 if self.workload.federation.images is None else 4)
+        per_lane = (
+            vectors * model.size * torch.finfo(model.dtype).bits // 8 + 2 * self._activations[batch] + tables
+        )
         return max(1, int(MEMORY_SHARE * _free_memory(model.device) / per_lane))
+
+    def _kept_bytes(self, batch: int) -> int:
+        """Return the bytes that one lane keeps from a forward pass for its backward pass."""
+        w = self.workload
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+            return tensor
+
+        inputs, targets = w.load(torch.zeros(batch, dtype=torch.int64, device=w.model.device))
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            w.loss(w.model.module(inputs), targets)
+        return sum(kept.values())
 
     def _wave(
         self, members: npt.NDArray[np.int64], plan: Plan, clients: npt.NDArray[np.int64], round: int
@@ -172,16 +206,18 @@ class LanesEngine:
         steps = plan.steps[members]
         running = len(steps) - np.searchsorted(steps[::-1], np.arange(steps[0]), side="right")
         offsets = np.concatenate([[0], np.cumsum(running)[:-1]])
-        drawn = [w.draw(int(clients[row]), int(plan.steps[row]), round) for row in members]
-        where = torch.from_numpy(np.concatenate([offsets[:K] + lane for lane, K in enumerate(steps)])).to(
-            w.model.device
-        )
-        samples = torch.cat([batches.samples for batches in drawn])
-        shifts = None
-        if drawn[0].shifts is not None:
-            pieces = torch.cat([batches.shifts for batches in drawn if batches.shifts is not None])
-            shifts = torch.empty_like(pieces).index_copy_(0, where, pieces)
-        return Wave(members, running, torch.empty_like(samples).index_copy_(0, where, samples), shifts)
+        samples, shifts = None, None
+        for lane, row in enumerate(members):
+            batches = w.draw(int(clients[row]), int(steps[lane]), round)
+            if samples is None:
+                samples = np.empty((running.sum(), batches.samples.shape[1]), np.int64)
+                shifts = None if batches.shifts is None else np.empty((*samples.shape, 3), np.int64)
+            where = offsets[: steps[lane]] + lane
+            samples[where] = batches.samples
+            if shifts is not None and batches.shifts is not None:
+                shifts[where] = batches.shifts
+        assert samples is not None
+        return Wave(members, running, self._place(samples), None if shifts is None else self._place(shifts))
 
     # how lanes step
 
@@ -189,22 +225,23 @@ class LanesEngine:
         """Run one wave and write its rows into the result; in two halves if memory does not suffice."""
         try:
             self._step_wave(wave, plan, x, result)
+            return
         except torch.OutOfMemoryError:
             if len(wave.rows) == 1:
                 raise
-            self.width = (len(wave.rows) + 1) // 2
-            self._recorded.clear()
-            warnings.warn(f"out of memory with {len(wave.rows)} lanes; going on with {self.width}", stacklevel=2)
-            for half in (slice(0, self.width), slice(self.width, None)):
-                self._run_wave(_part(wave, half), plan, x, result)
+        # only now, after the error is gone, nothing holds on to the memory of the step that failed
+        self.width = (len(wave.rows) + 1) // 2
+        self._prepared.clear()
+        gc.collect()
+        if x.is_cuda:
+            torch.cuda.empty_cache()
+        warnings.warn(f"out of memory with {len(wave.rows)} lanes; going on with {self.width}", stacklevel=2)
+        for half in (slice(0, self.width), slice(self.width, None)):
+            self._run_wave(_part(wave, half), plan, x, result)
 
     def _step_wave(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
         """Run one wave and write its rows into the result."""
-        if self.fixed:
-            shape = FixedLanes.shape(wave, plan)
-            if shape not in self._recorded:
-                self._recorded[shape] = FixedLanes(wave, plan, x, self.workload, self.pieces)
-            self._recorded[shape].run(wave, plan, x, result)
+        if self.fixed and self._run_fixed(wave, plan, x, result):
             return
         rows = wave.rows
 
@@ -238,6 +275,20 @@ class LanesEngine:
             if collected is not None and into is not None:
                 into[where] = collected
 
+    def _run_fixed(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> bool:
+        """Run one wave in steps of fixed shapes; False where steps cannot be compiled here."""
+        shape = FixedLanes.shape(wave, plan, self.workload, self.compiled)
+        if shape not in self._prepared:
+            self._prepared[shape] = FixedLanes(wave, plan, x, self.workload, self.pieces, self.compiled)
+        try:
+            self._prepared[shape].prepare(wave, plan)
+        except CannotCompileError as error:
+            self.fixed = self.compiled = False
+            warnings.warn(f"steps run uncompiled, which is slower: {error}", stacklevel=2)
+            return False
+        self._prepared[shape].run(wave, plan, x, result)
+        return True
+
     def _gradient(self, X: Tensor, samples: Tensor, shifts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return each lane's loss [m] and gradient [m, d] at its own model, over its own batch."""
         losses, pieces = self.pieces(list(self.workload.model.row_views(X).values()), samples, shifts)
@@ -247,12 +298,16 @@ class LanesEngine:
         return losses, G
 
     def pieces(
-        self, blocks: list[Tensor], samples: Tensor, shifts: Tensor | None
+        self,
+        blocks: list[Tensor],
+        samples: Tensor,
+        shifts: Tensor | None,
+        pool: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return each lane's loss [m] and its gradient by parameter, each [m, ...], without weight decay."""
         w = self.workload
         m, batch = samples.shape
-        inputs, targets = w.load(samples.reshape(-1), None if shifts is None else shifts.reshape(-1, 3))
+        inputs, targets = w.load(samples.reshape(-1), None if shifts is None else shifts.reshape(-1, 3), pool)
         leaves = [block.detach().requires_grad_() for block in blocks]
         with torch.enable_grad(), self._routed or contextlib.nullcontext():
             losses = self._losses(
@@ -277,22 +332,26 @@ class LanesEngine:
         batch = int(w.batch_sizes(np.arange(w.federation.num_clients)).max())
         inputs, _ = w.load(torch.zeros(batch, dtype=torch.int64, device=w.model.device))
         found = convolutions_of(w.model.module, inputs)
-        self._routed = RoutedConvolutions(faster_as_products(found, lanes, w.model.device, w.model.dtype))
+        self._routed = RoutedLayers(faster_as_products(found, lanes, w.model.device, w.model.dtype))
 
     def _try(self) -> bool:
         """Step two lanes once; where that cannot be done, say which layer it is and leave the work to serial."""
         w = self.workload
         X = w.model.initial().repeat(2, 1)
         samples = torch.zeros((2, 2), dtype=torch.int64, device=w.model.device)
-        try:
-            with training(w):
-                self._gradient(X, samples, None)
-        except Exception as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            layer = self._failing_layer(samples[0])
-            warnings.warn(f"lanes cannot batch {layer}, so clients run one after another: {reason}", stacklevel=4)
-            return False
-        return True
+        for routed in dict.fromkeys([self._routed, None]):  # with our own layers, then with those of vmap
+            self._routed = routed
+            try:
+                with training(w):
+                    self._gradient(X, samples, None)
+            except Exception as error:
+                failure = error
+            else:
+                return True
+        reason = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
+        layer = self._failing_layer(samples[0])
+        warnings.warn(f"lanes cannot batch {layer}, so clients run one after another: {reason}", stacklevel=4)
+        return False
 
     def _failing_layer(self, samples: Tensor) -> str:
         """Name the innermost layer whose vmapped forward fails, or the loss."""

@@ -52,7 +52,7 @@ class SerialEngine:
                 c_i = None if plan.correction is None else plan.correction[i]
                 running = torch.zeros((), dtype=torch.float64, device=x.device)
                 w.model.bind(x_i)
-                for k, (samples, shifts) in enumerate(w.draw(client, K, round)):
+                for k, (samples, shifts) in enumerate(w.draw(client, K, round).on(x.device)):
                     value, g = self._gradient(x_i, *w.load(samples, shifts))
                     running += value
                     if first is not None and k < n_first:
@@ -78,7 +78,7 @@ class SerialEngine:
             for i, client in enumerate(clients):
                 seed_dropout(w, round, client)
                 if batch == "first":
-                    for samples, shifts in w.draw(client, 1, round):
+                    for samples, shifts in w.draw(client, 1, round).on(x.device):
                         rows[i] = self._gradient(x, *w.load(samples, shifts))[1]
                     continue
                 samples = torch.from_numpy(w.federation.samples_of(client)).to(x.device)

@@ -1,0 +1,49 @@
+"""Where things are kept on disk, and how files are written there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["cache_folder", "naming", "write_atomically"]
+
+
+def cache_folder(platform: str = sys.platform) -> Path | None:
+    """Return the user's cache folder for this package, by the platform's conventions; None without a home."""
+    try:
+        if platform == "win32":
+            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif platform == "darwin":
+            base = Path.home() / "Library" / "Caches"
+        else:
+            base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+            if not base.is_absolute():  # the XDG rules: unset, empty and relative values do not count
+                base = Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return base / "fedagrac"
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Say which file it was: a full disk is reported without a name."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is either whole or not there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with naming(path), temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

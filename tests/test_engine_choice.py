@@ -1,0 +1,176 @@
+"""Which engine a run takes, and why."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedagrac as fg
+from fedagrac.engines import Workload, choice, choose_engine, measured_choices
+from fedagrac.errors import InputError
+from fedagrac.models import VectorModel
+
+
+@pytest.mark.parametrize(
+    ("model", "clients", "batch_size", "participation", "expected"),
+    [
+        (lambda: nn.Linear(64, 10), 6, 20, None, "lanes"),
+        (lambda: nn.Linear(64, 10), 3, 20, None, "serial"),  # nothing to batch
+        (lambda: nn.Linear(64, 10), 50, 20, 2, "serial"),
+        (lambda: nn.Linear(64, 10), 6, None, None, "serial"),  # full batches of six different sizes
+        (
+            lambda: nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 10, 8), nn.Flatten()),
+            6,
+            20,
+            None,
+            "serial",
+        ),
+        (lambda: nn.Sequential(nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, 10)), 6, 20, None, "serial"),
+    ],
+)
+def test_auto_takes_the_engine_that_the_measurements_favour(model, clients, batch_size, participation, expected):
+    fed = fg.Federation.load("digits", clients=clients, partition=fg.Dirichlet(0.5), seed=0)
+
+    class Keep(fg.Callback):
+        def on_start(self, run):
+            self.engine = run.engine.name
+
+    keep = Keep()
+    fg.simulate(
+        model(), fed, fg.FedAvg(lr=0.1), rounds=1, steps=fg.Constant(1), batch_size=batch_size,
+        participation=participation, device="cpu", callbacks=[keep],
+    )  # fmt: skip
+    assert keep.engine == expected
+
+
+def workload(model=None, clients=6):
+    fed = fg.Federation.load("digits", clients=clients, seed=0)
+    return Workload.of(VectorModel(model or nn.Linear(64, 10)), fed, None, 20, "replacement", 0.0, 0)
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Candidates take the times that a test says; compiling takes ten seconds on a clock of its own."""
+    times, measured, now = {}, [], [0.0]
+
+    def make(name):
+        def build(w):
+            if "compiled" in name:
+                now[0] += 10.0
+            engine = choice.SerialEngine(w)
+            engine.kind = name
+            return engine
+
+        return build
+
+    def run(self, engine, m, steps):
+        measured.append(engine.kind)
+        return times[engine.kind] * m * steps / 1e6
+
+    monkeypatch.setattr(choice, "CANDIDATES", {name: make(name) for name in choice.CANDIDATES})
+    monkeypatch.setattr(choice._Measurements, "_run", run)
+    monkeypatch.setattr(choice.time, "perf_counter", lambda: now[0])
+    return times, measured
+
+
+ALL = ["serial", "lanes", "compiled lanes", "compiled client"]
+
+
+@pytest.mark.parametrize(
+    ("us", "client_steps", "expected"),
+    [
+        ((100, 10, 1, 50), 1e4, "lanes"),  # too short to measure: the rule for small models
+        ((10, 100, 1, 50), 1e5, "serial"),  # 1 s of work: not worth ten of compiling
+        ((100, 10, 1, 50), 1e6, "lanes"),  # 10 s
+        ((100, 10, 1, 50), 1e8, "compiled lanes"),
+        ((2000, 9000, 9000, 1000), 1e6, "compiled client"),
+        ((2000, 1000, 1900, 1900), 1e6, "lanes"),
+    ],
+)
+def test_the_fastest_for_the_whole_run_is_taken(timed, us, client_steps, expected):
+    times, measured = timed
+    times.update(zip(ALL, us, strict=True))
+    engine, why = choose_engine(workload(), "auto", "auto", 6, client_steps)
+    assert engine.kind == expected
+    assert why.startswith("by rule" if client_steps < choice.MEASURE_FROM else "by measurement")
+    assert ("compiled lanes" in measured) == (min(us[:2]) * client_steps / 1e6 > choice.COMPILE_FROM)
+
+
+@pytest.mark.parametrize(
+    ("engine", "compile", "possible"),
+    [
+        ("serial", "auto", ["serial"]),
+        ("serial", False, ["serial"]),
+        ("lanes", False, ["lanes"]),
+        ("lanes", True, ["compiled lanes"]),
+        ("lanes", "auto", ["lanes", "compiled lanes"]),
+        ("auto", False, ["serial", "lanes"]),
+        ("auto", True, ["compiled lanes", "compiled client"]),
+        ("auto", "auto", ALL),
+    ],
+)
+def test_what_was_asked_for_is_kept(engine, compile, possible):
+    assert choice._candidates(workload(), engine, compile) == possible
+
+
+def test_serial_is_never_compiled():
+    with pytest.raises(InputError, match="serial is for reading"):
+        choose_engine(workload(), "serial", True, 6, 1.0)
+
+
+def test_a_measurement_is_kept_and_not_repeated(timed):
+    times, measured = timed
+    times.update(zip(ALL, (100, 10, 1, 50), strict=True))
+    choose_engine(workload(), "auto", "auto", 6, 1e5)
+    assert set(measured) == {"serial", "lanes"}
+    measured.clear()
+    times.update({"serial": 1, "lanes": 1000})
+    engine, why = choose_engine(workload(), "auto", "auto", 6, 1e5)
+    assert (engine.kind, measured) == ("lanes", [])
+    assert "lanes 10 us, serial 100 us" in why
+    (kept,) = measured_choices()
+    assert (kept["parameters"], kept["lanes"], kept["torch"]) == (650, 6, torch.__version__)
+    choose_engine(workload(nn.Linear(64, 10, bias=False)), "auto", "auto", 6, 1e5)  # another model: another file
+    assert len(measured_choices()) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"candidates": {"lanes": {"us": "x"}}}', '{"candidates": 3}'])
+def test_a_damaged_file_is_measured_again(timed, content):
+    times, measured = timed
+    times.update(zip(ALL, (100, 10, 1, 50), strict=True))
+    choose_engine(workload(), "auto", "auto", 6, 1e5)
+    (path,) = choice._folder().iterdir()
+    path.write_text(content)
+    measured.clear()
+    assert choose_engine(workload(), "auto", "auto", 6, 1e5)[0].kind == "lanes"
+    assert measured
+    assert json.loads(path.read_text())["candidates"].keys() == {"serial", "lanes"}
+
+
+def test_a_real_measurement(monkeypatch):
+    """Serial and lanes, timed for real; what is chosen is the faster of the two."""
+    w = workload(clients=12)
+    engine, why = choose_engine(w, "auto", False, 12, 1e5)
+    (kept,) = measured_choices()
+    us = {name: row["us"] for name, row in kept["candidates"].items()}
+    assert us.keys() == {"serial", "lanes"}
+    assert engine.name == min(us, key=us.get)
+    assert why.startswith("by measurement")
+    assert np.isfinite(list(us.values())).all()
+
+
+def test_measuring_changes_no_number():
+    fed = fg.Federation.load("digits", clients=12, seed=0)
+
+    def run(**options):
+        torch.manual_seed(0)
+        return fg.simulate(
+            nn.Linear(64, 10), fed, fg.FedAvg(lr=0.1), rounds=30, steps=fg.Constant(60), device="cpu",
+            compile=False, **options,
+        ).vector  # fmt: skip
+
+    auto = run()
+    assert len(measured_choices()) == 1
+    assert any(torch.equal(auto, run(engine=engine)) for engine in ("serial", "lanes"))
