@@ -69,6 +69,8 @@ def test_the_default_runs_every_algorithm_and_leaves_a_run_folder(capsys):
     (folder,) = Path("runs").iterdir()
     assert folder.name.startswith("digits-")
     assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert (folder / "curves.pdf").read_bytes()[:4] == b"%PDF"
+    assert f"report  {folder / 'report.html'}" in out
     for name in fg.algorithms.REGISTRY:
         assert name in out
         assert sorted(p.name for p in (folder / name).iterdir()) == [
@@ -365,7 +367,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_not_a_traceback(tmp_path):
 
 def test_help_shows_an_example_for_every_command():
     assert "run" in process("--help").stdout
-    for name in ("run", "doctor", "data list", "data fetch", "data verify"):
+    for name in ("run", "report", "doctor", "data list", "data fetch", "data verify"):
         done = process(*name.split(), "--help", env={**os.environ, "COLUMNS": "80"})
         assert done.returncode == 0
         assert f"fedagrac {name}" in done.stdout

@@ -1,4 +1,4 @@
-"""The command: fedagrac run, fedagrac doctor; fedagrac data from `cli_data`, fedagrac bench from `cli_bench`.
+"""The command: fedagrac run, report, doctor; fedagrac data from `cli_data`, fedagrac bench from `cli_bench`.
 
 Exit codes: 0 done, 1 failed, 2 bad usage or input.
 """
@@ -11,9 +11,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,6 +23,9 @@ from rich.table import Table
 from fedagrac.cli_bench import bench
 from fedagrac.cli_data import data_app
 from fedagrac.errors import FedagracError, InputError
+
+if TYPE_CHECKING:
+    from fedagrac.report import StoredRun
 
 __all__ = ["app", "main"]
 
@@ -73,7 +76,7 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result table as JSON.")] = False,
 ) -> None:
-    """Run an experiment: every algorithm on the same clients, then a table and curves.
+    """Run an experiment: every algorithm on the same clients, then a table and a report.
 
     Without a file: real handwritten digits, 20 clients with unequal labels and unequal step counts, all nine
     algorithms (well under a minute on two cores).
@@ -89,18 +92,16 @@ def run(
     from fedagrac.callbacks.progress import Progress
     from fedagrac.config import Experiment, apply_settings, default_table, read_toml
     from fedagrac.experiment import check_free, prepare, run_experiment
-    from fedagrac.report import read_run, save_costs, save_curves, summarise, summary_table
+    from fedagrac.report import read_run, write_report
 
-    console, notes = Console(), Console(stderr=True)
+    notes = Console(stderr=True)
     table = default_table() if experiment is None else read_toml(experiment)
     if engine is not None:
         table["engine"] = engine
     checked = Experiment.of(apply_settings(table, settings or []))
-    folder = out or _new_folder(checked.name)
+    folder = out or _unused(Path("runs") / f"{checked.name}-{_now()}")
     check_free(folder)
     prepared = prepare(checked, data_dir)
-    wanted = checked.target if checked.target is not None else checked.stop.accuracy
-    target = None if wanted is None else float(wanted)
     K = prepared.steps.counts(0, prepared.federation.num_clients, checked.seed)
     what = f"{checked.name}: {len(prepared.federation.sizes)} clients, {K.min()} to {K.max()} local steps"
     if not as_json:
@@ -110,21 +111,9 @@ def run(
     with Progress(len(prepared.entries), checked.rounds, notes) as progress, _notices(notes, quiet=as_json):
         folders = run_experiment(prepared, folder, progress)
     runs = [read_run(f) for f in folders]
-    rows = summarise(runs, target)
-    picture = save_curves(runs, folder / "curves.png", target, what)
-    costs = save_costs(runs, folder / "costs.png", what)
-    (folder / "summary.json").write_text(json.dumps(rows, indent=2) + "\n")
-    if as_json:
-        print(json.dumps({"experiment": checked.name, "folder": str(folder), "target": target, "runs": rows}))
-    else:
-        console.print(summary_table(rows, target))
-        for entry in prepared.entries:
-            if entry.note:
-                console.print(f"[dim]{escape(entry.label)}: {entry.note}[/]", highlight=False)
-        for row in rows:
-            if row["status"] == "diverged":
-                console.print(f"[red]{escape(row['algorithm'])} diverged[/]: {row['reason']}", highlight=False)
-        console.print(f"\ncurves  {picture}\ncosts   {costs}\nruns    {folder}", highlight=False, soft_wrap=True)
+    page = write_report(runs, folder)
+    hints = [f"{entry.label}: {entry.note}" for entry in prepared.entries if entry.note]
+    rows = _print_report(runs, page, as_json, hints)
     if all(row["status"] == "diverged" for row in rows):
         raise typer.Exit(1)
 
@@ -149,11 +138,80 @@ def _notices(console: Console, quiet: bool) -> Iterator[None]:
         log.setLevel(level)
 
 
-def _new_folder(name: str) -> Path:
-    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder, number = Path("runs") / stem, 2
+def _print_report(
+    runs: list[StoredRun], page: Path, as_json: bool, hints: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Print the summary and say where the report is; return the rows."""
+    from fedagrac.report import common_target, summarise, summary_table
+
+    rows, folder = summarise(runs), page.parent
+    names = ", ".join(dict.fromkeys(run.name for run in runs))
+    if as_json:
+        where = {"experiment": names, "folder": str(folder), "report": str(page)}
+        print(json.dumps({**where, "target": common_target(rows), "runs": rows}))
+        return rows
+    console = Console()
+    console.print(summary_table(rows))
+    for hint in hints:
+        console.print(f"[dim]{escape(hint)}[/]", highlight=False)
+    for row in rows:
+        if row["status"] == "diverged":
+            console.print(f"[red]{escape(row['run'])} diverged[/]: {escape(row['reason'])}", highlight=False)
+    places = {
+        "report": page,
+        "curves": folder / "curves.png",
+        "costs": folder / "costs.png",
+        "figures": folder / "figures",
+    }
+    console.print()
+    for name, path in places.items():
+        if path.exists():
+            console.print(f"{name:<8}{escape(str(path))}", highlight=False, soft_wrap=True)
+    return rows
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Experiment folders or run folders to compare.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Where to write; default: the DIR, or for several reports/TIME."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary table as JSON.")] = False,
+) -> None:
+    """Make one HTML page with curves and tables out of finished runs, and its pictures as PNG and PDF.
+
+    The page is one file that needs no network. It is made from the run folders' files alone; an earlier report in
+    the folder is replaced.
+
+    [bold]Examples[/]
+
+      fedagrac report runs/mine
+
+      fedagrac report runs/seed-0 runs/seed-1 runs/seed-2/fedagrac --out reports/seeds
+    """
+    from fedagrac.report import find_runs, write_report
+
+    runs = find_runs(folders)
+    folder = out or (folders[0] if len(folders) == 1 else _unused(Path("reports") / _now()))
+    if folder.exists() and not folder.is_dir():
+        raise InputError("--out", str(folder), "a folder: this is a file")
+    _print_report(runs, write_report(runs, folder), as_json)
+
+
+def _now() -> str:
+    return time.strftime("%Y%m%d-%H%M%S")
+
+
+def _unused(stem: Path) -> Path:
+    """Return the path, or with a number the first after it that does not exist."""
+    folder, number = stem, 2
     while folder.exists():
-        folder, number = Path("runs") / f"{stem}-{number}", number + 1
+        folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1
     return folder
 
 

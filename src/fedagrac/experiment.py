@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,10 @@ from fedagrac import models
 from fedagrac.callbacks.base import Callback
 from fedagrac.callbacks.run_folder import RunFolder, environment, write_description
 from fedagrac.config import Experiment, section
+from fedagrac.data.describe import describe
 from fedagrac.engines import Workload
 from fedagrac.errors import InputError
+from fedagrac.folders import write_atomically
 from fedagrac.heterogeneity import Devices
 from fedagrac.models.vector import VectorModel
 from fedagrac.simulation import simulate
@@ -135,10 +138,12 @@ class _ExperimentFiles(Callback):
         self.prepared, self.out = prepared, out
 
     def on_start(self, run: Run) -> None:
-        """Write experiment.toml and environment.json."""
+        """Write experiment.toml, environment.json and federation.json."""
         entries = [entry.table["algorithm"][0] for entry in self.prepared.entries]
         resolved = {**self.prepared.experiment.resolved(), "algorithm": entries}
         write_description(self.out, resolved, environment(run.workload.model.device))
+        facts = describe(run.federation, run.steps.counts(0, run.federation.num_clients, run.seed))
+        write_atomically(self.out / "federation.json", json.dumps(asdict(facts)).encode() + b"\n")
 
 
 def run_experiment(prepared: Prepared, out: Path, progress: Progress | None = None) -> list[Path]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedagrac.data.describe import label_counts
 from fedagrac.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,14 +21,11 @@ def plot_labels(federation: Federation) -> Figure:
     """Draw one column per client and one row per class; the area of a disc is the number of samples."""
     from matplotlib.figure import Figure
 
-    classes = federation.num_classes
-    if classes is None:
-        raise InputError("plot", federation.name, "a federation whose targets are class labels")
-    labels = federation.targets.cpu().numpy()
-    counts = np.stack(
-        [np.bincount(labels[federation.samples_of(i)], minlength=classes) for i in range(federation.num_clients)]
-    )
     M = federation.num_clients
+    counts = label_counts(federation, np.arange(M))
+    if counts is None:
+        raise InputError("plot", federation.name, "a federation whose targets are class labels")
+    classes = counts.shape[1]
     figure = Figure(figsize=(min(2.5 + 0.3 * M, 16), 1.6 + 0.28 * classes), layout="constrained")
     axes = figure.subplots()
     clients, kinds = np.nonzero(counts)

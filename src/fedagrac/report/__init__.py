@@ -1,16 +1,17 @@
 """Reports: tables and pictures out of run folders."""
 
-from fedagrac.report.curves import plot_costs, plot_curves, save_costs, save_curves
-from fedagrac.report.runs import StoredRun, read_run
-from fedagrac.report.summary import summarise, summary_table
+from fedagrac.report.folder import write_report
+from fedagrac.report.page import render_page
+from fedagrac.report.runs import StoredRun, find_runs, read_run
+from fedagrac.report.summary import common_target, summarise, summary_table
 
 __all__ = [
     "StoredRun",
-    "plot_costs",
-    "plot_curves",
+    "common_target",
+    "find_runs",
     "read_run",
-    "save_costs",
-    "save_curves",
+    "render_page",
     "summarise",
     "summary_table",
+    "write_report",
 ]

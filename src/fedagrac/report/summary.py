@@ -1,8 +1,11 @@
-"""One row per run: accuracy, rounds to the target, bytes, time."""
+"""One row per run: accuracy, rounds and bytes to the target, losses, time."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from fedagrac.report.charts import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -11,78 +14,190 @@ if TYPE_CHECKING:
 
     from fedagrac.report.runs import StoredRun
 
-__all__ = ["summarise", "summary_table"]
+__all__ = ["Cell", "Column", "cells", "common_target", "full_columns", "summarise", "summary_table"]
+
+LAST = 10
+"""How many of the last rounds the final mean is taken over."""
+
+Row = dict[str, Any]
 
 
-def summarise(runs: Sequence[StoredRun], target: float | None) -> list[dict[str, Any]]:
-    """Return one row of plain values per run; None where a value does not exist."""
-    rows = []
-    for run in runs:
-        h = run.history
-        last: Mapping[str, Any] = h[-1] if h else {}
-        rows.append(
-            {
-                "algorithm": run.label,
-                "accuracy": h.last("test_accuracy"),
-                "best_accuracy": h.best("test_accuracy"),
-                "test_loss": h.last("test_loss"),
-                "rounds_to_target": None if target is None else h.rounds_to(target),
-                "rounds": len(h),
-                "bytes": last.get("bytes_total"),
-                "sim_time": last.get("sim_time"),
-                "wall_time": last.get("wall_time"),
-                "lr": run.experiment["algorithm"][0].get("lr"),
-                "status": run.status,
-                "reason": run.reason,
-                "folder": str(run.folder),
-            }
+def summarise(runs: Sequence[StoredRun]) -> list[Row]:
+    """Return one row of plain values per run; None where a value does not exist.
+
+    "algorithm" is the run's label, "run" what tells it from the others; a "final_..." value is the mean over the
+    evaluated ones of the last 10 rounds.
+    """
+    return [_row(run, name) for run, name in zip(runs, names_of(runs), strict=True)]
+
+
+def _row(run: StoredRun, name: str) -> Row:
+    history, target = run.history, run.target
+    last: Mapping[str, Any] = history[-1] if history else {}
+    reached = None if target is None else history.rounds_to(target)
+    at_target = next((record for record in history if record["round"] == reached), None)
+    losses = {
+        f"{when}_{kind}_loss": value
+        for kind in ("test", "train")
+        for when, value in (
+            ("best", min(_values(history, f"{kind}_loss"), default=None)),
+            ("final", _mean(_values(history[-LAST:], f"{kind}_loss"))),
         )
-    return rows
+    }
+    return {
+        "algorithm": run.label,
+        "run": name,
+        "accuracy": history.last("test_accuracy"),
+        "best_accuracy": history.best("test_accuracy"),
+        "final_accuracy": _mean(_values(history[-LAST:], "test_accuracy")),
+        "test_loss": history.last("test_loss"),
+        **losses,
+        "target": target,
+        "rounds_to_target": reached,
+        "bytes_to_target": None if at_target is None else at_target["bytes_total"],
+        "rounds": len(history),
+        "bytes": last.get("bytes_total"),
+        "sim_time": last.get("sim_time"),
+        "wall_time": last.get("wall_time"),
+        "lr": run.experiment["algorithm"][0].get("lr"),
+        "seed": run.seed,
+        "status": run.status,
+        "reason": run.reason,
+        "folder": str(run.folder),
+    }
 
 
-def summary_table(rows: Sequence[Mapping[str, Any]], target: float | None) -> Table:
+def _values(records: Sequence[Mapping[str, Any]], field: str) -> list[float]:
+    return [record[field] for record in records if record[field] is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(value / len(values) for value in values) if values else None
+
+
+def common_target(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the target that all rows share, or None."""
+    targets = {row["target"] for row in rows}
+    return targets.pop() if len(targets) == 1 else None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a summary.
+
+    Attributes:
+        best: whether the largest value is the best one, the smallest one, or neither.
+    """
+
+    heading: str
+    key: str
+    best: str = "smallest"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value as it is shown."""
+
+    text: str
+    best: bool
+
+
+def _to_target(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the words for the target, or None where no run has one."""
+    if all(row["target"] is None for row in rows):
+        return None
+    target = common_target(rows)
+    return "target" if target is None else f"{100 * target:g}%"
+
+
+def full_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Return the columns of the page: those for which any row has a value, and the target's."""
+    mean = f"mean of the last {LAST} rounds"
+    columns = [
+        Column("best accuracy (%)", "best_accuracy", "largest", "highest test accuracy of all rounds"),
+        Column("final accuracy (%)", "final_accuracy", "largest", f"{mean}, test accuracy"),
+    ]
+    to = _to_target(rows)
+    if to is not None and any(row["accuracy"] is not None for row in rows):
+        columns += [
+            Column(f"rounds to {to}", "rounds_to_target", note="first round at or above the target accuracy"),
+            Column(f"MB to {to}", "bytes_to_target", note="bytes moved until then, both directions"),
+        ]
+    columns += [
+        Column("best test loss", "best_test_loss", note="lowest test loss of all rounds"),
+        Column("final test loss", "final_test_loss", note=f"{mean}, test loss"),
+        Column("best train loss", "best_train_loss", note="lowest training loss of all rounds"),
+        Column("final train loss", "final_train_loss", note=f"{mean}, training loss"),
+        Column("MB moved", "bytes", note="both directions, since the start"),
+        Column("simulated time (s)", "sim_time", note="simulated time"),
+        Column("wall time (s)", "wall_time", note="real time of the run"),
+        Column("rounds", "rounds", "neither", "rounds done"),
+    ]
+    targets = ("rounds_to_target", "bytes_to_target")
+    return [c for c in columns if c.key in targets or any(row[c.key] is not None for row in rows)]
+
+
+def _short_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Return the columns of the terminal, which has room for fewer."""
+    columns = []
+    if any(row["accuracy"] is not None for row in rows):
+        columns += [Column("accuracy", "accuracy", "largest"), Column("best", "best_accuracy", "largest")]
+        to = _to_target(rows)
+        if to is not None:
+            columns.append(Column(f"rounds to {to}", "rounds_to_target"))
+    return [
+        *columns,
+        Column("loss", "test_loss"),
+        Column("MB moved", "bytes"),
+        Column("sim s", "sim_time"),
+        Column("wall s", "wall_time"),
+    ]
+
+
+def cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[list[Cell]]:
+    """Return the rows as they are shown; the best of different values is marked unless its run diverged."""
+    best = {}
+    for column in columns:
+        values = [
+            _shown(column.key, row[column.key])
+            for row in rows
+            if row[column.key] is not None and row["status"] != "diverged"
+        ]
+        if len(set(values)) > 1 and column.best != "neither":
+            best[column.key] = (max if column.best == "largest" else min)(values, key=float)
+
+    def cell(row: Mapping[str, Any], key: str) -> Cell:
+        text = "-" if row[key] is None else _shown(key, row[key])
+        return Cell(text, text == best.get(key) and row["status"] != "diverged")
+
+    return [[cell(row, column.key) for column in columns] for row in rows]
+
+
+def summary_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the rows as a Rich table, the best of each column in bold."""
     from rich.markup import escape
     from rich.table import Table
 
-    classifies = any(row["accuracy"] is not None for row in rows)
-    columns: list[tuple[str, str, bool]] = []  # heading, key, larger is better
-    if classifies:
-        columns += [("accuracy", "accuracy", True), ("best", "best_accuracy", True)]
-        if target is not None:
-            columns.append((f"rounds to {target:.0%}", "rounds_to_target", False))
-    columns += [
-        ("loss", "test_loss", False),
-        ("MB moved", "bytes", False),
-        ("sim s", "sim_time", False),
-        ("wall s", "wall_time", False),
-    ]
+    columns = _short_columns(rows)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("algorithm")
-    for heading, _, _ in columns:
-        table.add_column(heading, justify="right")
-    best = {}
-    for _, key, larger in columns:
-        values = [_shown(key, row[key]) for row in rows if row[key] is not None and row["status"] != "diverged"]
-        if values:
-            best[key] = (max if larger else min)(values, key=float)
-    for row in rows:
-        cells = []
-        for _, key, _ in columns:
-            text = "-" if row[key] is None else _shown(key, row[key])
-            cells.append(f"[bold]{text}[/]" if text == best.get(key) and row["status"] != "diverged" else text)
-        name = escape(row["algorithm"]) + (" [red]diverged[/]" if row["status"] == "diverged" else "")
-        table.add_row(name, *cells)
+    for column in columns:
+        table.add_column(column.heading, justify="right")
+    for row, shown in zip(rows, cells(rows, columns), strict=True):
+        texts = [f"[bold]{cell.text}[/]" if cell.best else cell.text for cell in shown]
+        name = escape(row["run"]) + (" [red]diverged[/]" if row["status"] == "diverged" else "")
+        table.add_row(name, *texts)
     return table
 
 
 def _shown(key: str, value: float) -> str:
     if "accuracy" in key:
         return f"{100 * value:.1f}"
-    if key == "rounds_to_target":
+    if key in ("rounds_to_target", "rounds"):
         return str(value)
-    if key == "bytes":
+    if key.startswith("bytes"):
         return f"{value / 1e6:.2f}"
-    if key == "test_loss":
-        return f"{value:.3f}" if value < 1e4 else f"{value:.1e}"
+    if key.endswith("loss"):
+        return f"{value:.3f}" if abs(value) < 1e4 else f"{value:.1e}"
     return f"{value:.1f}"

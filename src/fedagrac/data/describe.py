@@ -1,0 +1,92 @@
+"""A federation in few numbers: what its pictures need, small enough to lie in every experiment folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedagrac.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from fedagrac.data.federation import Federation
+
+__all__ = ["Description", "describe", "label_counts"]
+
+MOST_SHOWN = 100
+"""How many clients a description names at most."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """Who holds how much of what, and how many steps they run.
+
+    Attributes:
+        name: the data set.
+        clients: M.
+        samples: how many samples all clients hold together.
+        sizes_range: the fewest and the most samples of a client.
+        steps_range: the fewest and the most steps of a client in round 1.
+        steps_mean: Kbar of round 1 over all clients, weighted by omega.
+        shown: the numbers of the clients described below: all of them, or `MOST_SHOWN` evenly spaced ones.
+        sizes: how many samples each of those holds.
+        steps: K_i of each of those in round 1.
+        labels: how many samples of each class each of those holds; None where targets are not class labels.
+    """
+
+    name: str
+    clients: int
+    samples: int
+    sizes_range: list[int]
+    steps_range: list[int]
+    steps_mean: float
+    shown: list[int]
+    sizes: list[int]
+    steps: list[int]
+    labels: list[list[int]] | None
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.sizes), len(self.steps), len(self.shown if self.labels is None else self.labels)}
+        if lengths != {len(self.shown)}:
+            raise InputError("federation", self.name, "as many sizes, steps and label counts as clients shown")
+        if self.labels and len({len(row) for row in self.labels}) != 1:
+            raise InputError("federation.labels", self.name, "as many classes for each client")
+
+
+def label_counts(federation: Federation, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """Return how many samples of each class each of the clients holds, [clients, classes]; None without labels."""
+    classes = federation.num_classes
+    if classes is None or federation.targets.ndim != 1:
+        return None
+    labels = federation.targets.cpu().numpy()
+    return np.stack([np.bincount(labels[federation.samples_of(int(i))], minlength=classes) for i in clients])
+
+
+def describe(federation: Federation, steps: npt.NDArray[np.int64]) -> Description:
+    """Describe a federation whose clients run `steps` steps.
+
+    Examples:
+        >>> from fedagrac import Federation
+        >>> fed = Federation.from_arrays([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])])
+        >>> found = describe(fed, np.array([3, 9]))
+        >>> found.labels, found.steps_mean
+        ([[1, 1], [0, 1]], 5.0)
+    """
+    M, sizes = federation.num_clients, federation.sizes
+    shown = np.linspace(0, M - 1, min(M, MOST_SHOWN)).round().astype(np.int64)
+    counts = label_counts(federation, shown)
+    return Description(
+        name=federation.name,
+        clients=M,
+        samples=int(sizes.sum()),
+        sizes_range=[int(sizes.min()), int(sizes.max())],
+        steps_range=[int(steps.min()), int(steps.max())],
+        steps_mean=float(federation.weights @ steps),
+        shown=shown.tolist(),
+        sizes=sizes[shown].tolist(),
+        steps=steps[shown].tolist(),
+        labels=None if counts is None else counts.tolist(),
+    )

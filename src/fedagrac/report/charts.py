@@ -1,0 +1,216 @@
+"""Which curves there are to draw, and their points: what the page and the PNG and PDF pictures share."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedagrac.report.style import Look, look_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedagrac.report.runs import StoredRun
+
+__all__ = [
+    "Axis",
+    "Chart",
+    "Curve",
+    "Series",
+    "charts_of",
+    "curve",
+    "frame",
+    "headline",
+    "names_of",
+    "series_of",
+    "target_of",
+]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One field of the history, as it is drawn."""
+
+    field: str
+    label: str
+    scale: float = 1.0
+
+
+ROUNDS = Axis("round", "round")
+TIME = Axis("sim_time", "simulated time (s)")
+ACCURACY = Axis("test_accuracy", "test accuracy (%)", 100.0)
+TEST_LOSS = Axis("test_loss", "test loss")
+TRAIN_LOSS = Axis("train_loss", "training loss")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One field against another.
+
+    Attributes:
+        key: its name in file names.
+        log: whether the values spread so far that they are first shown on a logarithmic axis.
+    """
+
+    key: str
+    x: Axis
+    y: Axis
+    log: bool
+
+    @property
+    def title(self) -> str:
+        """What it is called on the page."""
+        against = {"round": "rounds", "sim_time": "simulated time", "bytes_total": "bytes moved"}[self.x.field]
+        name = self.y.label.removesuffix(" (%)")
+        return f"{name[0].upper()}{name[1:]} against {against}"
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One line in every chart: a run, or the runs that differ by their seed alone."""
+
+    label: str
+    runs: tuple[StoredRun, ...]
+    look: Look
+
+    @property
+    def note(self) -> str:
+        """The label, and what a reader of the picture must know."""
+        diverged = sum(run.status == "diverged" for run in self.runs)
+        words = [f"{len(self.runs)} seeds"] if len(self.runs) > 1 else []
+        if diverged:
+            words.append("diverged" if len(self.runs) == 1 else f"{diverged} diverged")
+        return self.label + (f" ({', '.join(words)})" if words else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The points of a series in a chart; with several seeds the mean, and the lowest and the highest value."""
+
+    rounds: list[int]
+    x: list[float]
+    y: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def series_of(runs: Sequence[StoredRun]) -> list[Series]:
+    """Group runs that differ by their seed alone, name the groups apart, and give each its look."""
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        key = _settings_but_seed(run)
+        if any(other.seed == run.seed for other in groups.get(key, [])):
+            key = str(run.folder)  # the same run twice: two lines
+        groups.setdefault(key, []).append(run)
+    result: list[Series] = []
+    used: Counter[str] = Counter()
+    for label, group in zip(_labels([g[0] for g in groups.values()]), groups.values(), strict=True):
+        result.append(Series(label, tuple(group), look_of(group[0].algorithm, used[group[0].algorithm])))
+        used[group[0].algorithm] += 1
+    return result
+
+
+def names_of(runs: Sequence[StoredRun]) -> list[str]:
+    """Return a name for each run that tells it from the others."""
+    names = {
+        run.folder: line.label + (f", seed {run.seed}" if len(line.runs) > 1 else "")
+        for line in series_of(runs)
+        for run in line.runs
+    }
+    return [names[run.folder] for run in runs]
+
+
+def _settings_but_seed(run: StoredRun) -> str:
+    settings = {key: value for key, value in run.experiment.items() if key != "seed"}
+    if run.algorithm == "fedlin" and "lr" in settings:  # a shared lr is multiplied by Kbar, which the seed decides
+        settings["algorithm"] = {k: v for k, v in settings["algorithm"][0].items() if k != "lr"}
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def _labels(runs: Sequence[StoredRun]) -> list[str]:
+    """Return a name for each run: its label, with as much of its folder as tells it from the others."""
+    for candidates in (
+        [run.label for run in runs],
+        [f"{run.label}, {run.folder.resolve().parent.name}" for run in runs],
+    ):
+        if len(set(candidates)) == len(runs):
+            return candidates
+    return [f"{run.label}, {run.folder}" for run in runs]
+
+
+def curve(series: Series, chart: Chart) -> Curve:
+    """Return the points of the series; of several seeds, those of the rounds that all of them have."""
+    tables = []
+    for run in series.runs:
+        records = [r for r in run.history if r[chart.y.field] is not None]
+        scale = chart.x.scale, chart.y.scale
+        tables.append({r["round"]: (scale[0] * r[chart.x.field], scale[1] * r[chart.y.field]) for r in records})
+    rounds = [t for t in tables[0] if all(t in table for table in tables)]
+    points = [[table[t] for table in tables] for t in rounds]
+    return Curve(
+        rounds=rounds,
+        x=[sum(x / len(tables) for x, _ in column) for column in points],
+        y=[sum(y / len(tables) for _, y in column) for column in points],
+        low=[min(y for _, y in column) for column in points],
+        high=[max(y for _, y in column) for column in points],
+    )
+
+
+def charts_of(runs: Sequence[StoredRun]) -> list[Chart]:
+    """Return the charts that have anything to show.
+
+    The first of accuracy, test loss and training loss that was measured, against rounds, simulated time and bytes;
+    then the others of the three against rounds.
+    """
+    measured = [axis for axis in (ACCURACY, TEST_LOSS, TRAIN_LOSS) if _values(runs, axis)]
+    if not measured:
+        return []
+    main, rest = measured[0], measured[1:]
+    name = main.field.removeprefix("test_").replace("_", "-")
+    return [
+        _chart(f"{name}-rounds", ROUNDS, main, runs),
+        _chart(f"{name}-time", TIME, main, runs),
+        _chart(f"{name}-bytes", _bytes(runs), main, runs),
+        *(_chart(axis.field.replace("_", "-"), ROUNDS, axis, runs) for axis in rest),
+    ]
+
+
+def frame(curves: Sequence[Curve]) -> tuple[float, float]:
+    """Return the range of an accuracy axis (%): the first climb is left out, where it would flatten the rest."""
+    values = sorted(y for points in curves for y in points.y)
+    if not values:  # seeds that have no round in common
+        return 0.0, 100.0
+    return max(0.0, values[len(values) // 20] - 2), min(100.5, values[-1] + 1.5)
+
+
+def target_of(runs: Sequence[StoredRun]) -> float | None:
+    """Return the target that all runs share, or None."""
+    targets = {run.target for run in runs}
+    return targets.pop() if len(targets) == 1 else None
+
+
+def headline(runs: Sequence[StoredRun]) -> str:
+    """Return one line that says what was run."""
+    names = ", ".join(dict.fromkeys(run.name for run in runs))
+    facts = {(run.federation.clients, *run.federation.steps_range) for run in runs if run.federation is not None}
+    if len(facts) != 1:
+        return names
+    clients, fewest, most = facts.pop()
+    return f"{names}: {clients} clients, {fewest} to {most} local steps"
+
+
+def _chart(key: str, x: Axis, y: Axis, runs: Sequence[StoredRun]) -> Chart:
+    values = _values(runs, y)
+    # on a narrow range the tick labels of a logarithmic axis would fill the picture
+    return Chart(key, x, y, y is not ACCURACY and min(values) > 0 and max(values) > 3 * min(values))
+
+
+def _values(runs: Sequence[StoredRun], axis: Axis) -> list[float]:
+    return [r[axis.field] for run in runs for r in run.history if r[axis.field] is not None]
+
+
+def _bytes(runs: Sequence[StoredRun]) -> Axis:
+    most = max(r["bytes_total"] for run in runs for r in run.history)
+    return Axis("bytes_total", "GB moved", 1e-9) if most >= 1e10 else Axis("bytes_total", "MB moved", 1e-6)

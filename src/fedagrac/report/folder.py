@@ -1,0 +1,46 @@
+"""Writing a report: the page, its pictures as PNG and PDF, and the summary as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from fedagrac.folders import write_atomically
+from fedagrac.report.charts import charts_of
+from fedagrac.report.page import render_page
+from fedagrac.report.pictures import plot_chart, plot_costs, plot_curves, plot_labels, plot_steps, save
+from fedagrac.report.summary import summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from fedagrac.report.runs import StoredRun
+
+__all__ = ["write_report"]
+
+
+def write_report(runs: Sequence[StoredRun], folder: Path) -> Path:
+    """Write the page and everything beside it; return the page's path.
+
+    These are report.html, summary.json, the overviews curves and costs, and in figures/ every figure alone. An
+    earlier report in the folder is replaced.
+    """
+    figures = folder / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    charts = charts_of(runs)
+    if charts:
+        save(plot_curves(runs), folder / "curves")
+        save(plot_costs(runs), folder / "costs")
+    for chart in charts:
+        save(plot_chart(chart, runs), figures / chart.key)
+    federations = {repr(run.federation): run.federation for run in runs if run.federation is not None}
+    for number, federation in enumerate(federations.values(), start=1):
+        end = f"-{number}" if len(federations) > 1 else ""
+        save(plot_steps(federation), figures / f"steps{end}")
+        if federation.labels:
+            save(plot_labels(federation), figures / f"labels{end}")
+    write_atomically(folder / "summary.json", json.dumps(summarise(runs), indent=2).encode() + b"\n")
+    page = folder / "report.html"
+    write_atomically(page, render_page(runs).encode("utf-8", "replace"))
+    return page

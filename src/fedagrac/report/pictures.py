@@ -1,0 +1,209 @@
+"""The report's pictures as files: PNG for the screen, PDF with real text for papers. One function per figure."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from fedagrac.folders import write_atomically
+from fedagrac.report.charts import charts_of, curve, frame, headline, series_of, target_of
+from fedagrac.report.style import SHADE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedagrac.data.describe import Description
+    from fedagrac.report.charts import Chart, Series
+    from fedagrac.report.runs import StoredRun
+
+__all__ = ["plot_chart", "plot_costs", "plot_curves", "plot_labels", "plot_steps", "save"]
+
+Place = Literal["outside right center", "outside lower center"]
+
+
+def _paper_style() -> AbstractContextManager[None]:
+    """Text as in a two-column paper; in PDF as TrueType, so that it can be searched and edited."""
+    from matplotlib import rc_context
+
+    return rc_context({"font.size": 9, "axes.labelsize": 9, "legend.fontsize": 8, "pdf.fonttype": 42})
+
+
+def save(figure: Figure, stem: Path) -> Path:
+    """Write stem.png (200 dpi) and stem.pdf, each whole or not at all; return the path of the PNG file."""
+    png = stem.with_name(f"{stem.name}.png")
+    for path, options in ((png, {"dpi": 200}), (png.with_suffix(".pdf"), {"metadata": {"CreationDate": None}})):
+        content = io.BytesIO()
+        with _paper_style():
+            figure.savefig(content, format=path.suffix[1:], **options)
+        write_atomically(path, content.getvalue())
+    return png
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def plot_curves(runs: Sequence[StoredRun]) -> Figure:
+    """Draw accuracy and test loss (or the losses there are) against rounds, one line per run."""
+    charts = [chart for chart in charts_of(runs) if chart.x.field == "round"]
+    return _side_by_side(charts[:2], runs)
+
+
+def plot_costs(runs: Sequence[StoredRun]) -> Figure:
+    """Draw accuracy (or, without labels, loss) against what it cost: simulated time and bytes moved."""
+    return _side_by_side([chart for chart in charts_of(runs) if chart.x.field != "round"], runs)
+
+
+def _side_by_side(charts: Sequence[Chart], runs: Sequence[StoredRun]) -> Figure:
+    with _paper_style():
+        figure = _figure(9.2, 3.8)
+        series = series_of(runs)
+        for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
+            _draw(axes, chart, series, target_of(runs))
+        figure.suptitle(headline(runs), fontsize=10).set_parse_math(False)
+        if max(len(line.note) for line in series) <= 24:
+            _legend(figure, series, "outside right center", 1)
+        else:
+            _legend(figure, series, "outside lower center", _columns(series, 140))
+    return figure
+
+
+def plot_chart(chart: Chart, runs: Sequence[StoredRun]) -> Figure:
+    """Draw one chart alone, for a column of a paper."""
+    with _paper_style():
+        series = series_of(runs)
+        columns = _columns(series, 72)
+        figure = _figure(4.8, 3.2 + 0.17 * -(-len(series) // columns))
+        _draw(figure.subplots(), chart, series, target_of(runs))
+        _legend(figure, series, "outside lower center", columns)
+    return figure
+
+
+def _columns(series: Sequence[Series], letters: int) -> int:
+    """Return how many columns of the legend fit in a width of so many letters."""
+    return max(1, min(len(series), 3, letters // (max(len(line.note) for line in series) + 8)))
+
+
+def _draw(axes: Axes, chart: Chart, series: Sequence[Series], target: float | None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    curves = [curve(line, chart) for line in series]
+    for line, points in zip(series, curves, strict=True):
+        look = line.look
+        axes.plot(
+            points.x,
+            points.y,
+            color=look.colour,
+            linestyle=(0, look.pattern) if look.pattern else "-",
+            lw=look.width,
+            marker="o" if len(points.x) == 1 else None,
+            zorder=5 if look.width > 2 else 3,
+        )
+        if len(line.runs) > 1:
+            axes.fill_between(points.x, points.low, points.high, color=look.colour, alpha=0.15, lw=0, zorder=2)
+    if chart.y.field == "test_accuracy":
+        axes.set_ylim(*frame(curves))
+        if target is not None:
+            _mark_target(axes, target)
+    elif chart.log:
+        _log_axis(axes)
+    if chart.x.field == "round":
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    axes.set(xlabel=chart.x.label, ylabel=chart.y.label)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _log_axis(axes: Axes) -> None:
+    """Make the axis logarithmic; up to three decades are labelled 0.5, 1, 2 and not by powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 1000 * low:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _mark_target(axes: Axes, target: float) -> None:
+    axes.axhline(100 * target, color="0.6", lw=0.8, zorder=0)
+    mark = axes.text(0.005, 100 * target, f"{100 * target:g}%", fontsize=8, color="0.4", va="bottom")
+    # x in parts of the axes, y in data; it may lie outside the picture
+    mark.set(transform=axes.get_yaxis_transform(), clip_on=True, in_layout=False)
+
+
+def _legend(figure: Figure, series: Sequence[Series], where: Place, columns: int) -> None:
+    """Add one legend for all axes of the figure; labels are text, whatever signs they hold."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D(
+            [], [], color=s.look.colour, linestyle=(0, s.look.pattern) if s.look.pattern else "-", lw=s.look.width
+        )
+        for s in series
+    ]
+    legend = figure.legend(handles, ["x"] * len(series), loc=where, ncols=columns, frameon=False, handlelength=3)
+    for text, line in zip(legend.get_texts(), series, strict=True):
+        text.set_parse_math(False)
+        text.set_text(line.note)
+
+
+def plot_labels(federation: Description) -> Figure:
+    """Draw how many samples of each class each client holds: one column per client, one row per class."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    counts = np.array(federation.labels).T
+    classes = len(counts)
+    with _paper_style():
+        figure = _figure(4.8, min(1.3 + 0.2 * classes, 5.0))
+        axes = figure.subplots()
+        colours = LinearSegmentedColormap.from_list("samples", ["white", SHADE])
+        image = axes.imshow(counts, cmap=colours, vmin=0, aspect="auto", interpolation="nearest", origin="lower")
+        figure.colorbar(image, label="samples", pad=0.02)
+        axes.set(xlabel=_clients(federation), ylabel="class")
+        if classes <= 20:
+            axes.set_yticks(range(classes))
+        _client_ticks(axes, federation)
+    return figure
+
+
+def plot_steps(federation: Description) -> Figure:
+    """Draw how many local steps each client runs in round 1, and their weighted mean."""
+    with _paper_style():
+        figure = _figure(4.8, 2.4)
+        axes = figure.subplots()
+        axes.bar(range(len(federation.steps)), federation.steps, color=SHADE, width=0.8)
+        axes.axhline(federation.steps_mean, color="0.35", lw=1, linestyle="--")
+        mark = axes.text(
+            1.005, federation.steps_mean, f"weighted\nmean {federation.steps_mean:.1f}", fontsize=8, va="center"
+        )
+        mark.set_transform(axes.get_yaxis_transform())
+        axes.set(xlabel=_clients(federation), ylabel="local steps in round 1")
+        axes.margins(x=0.01)
+        axes.spines[["top", "right"]].set_visible(False)
+        _client_ticks(axes, federation)
+    return figure
+
+
+def _clients(federation: Description) -> str:
+    shown = len(federation.shown)
+    return (
+        "client" if shown == federation.clients else f"client ({shown} of {federation.clients:,}, evenly spaced)"
+    )
+
+
+def _client_ticks(axes: Axes, federation: Description) -> None:
+    """Name as many clients by their numbers as there is room for."""
+    most = 20 if federation.clients <= 100 else 10 if federation.clients <= 10_000 else 6
+    places = range(0, len(federation.shown), -(-len(federation.shown) // most))
+    axes.set_xticks(list(places), [str(federation.shown[i]) for i in places])
