@@ -1,6 +1,7 @@
 """Records: the outcome of one run of a recipe, as a small JSON file named after its settings.
 
-A run that is recorded is not run again, so recipes can be stopped, continued, and filled in over days and machines.
+A run that is recorded is not run again, so recipes can be stopped, continued, and filled in over days and
+machines.
 """
 
 from __future__ import annotations

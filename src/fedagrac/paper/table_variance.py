@@ -47,8 +47,8 @@ ORDER = (  # what is run first: the rows that say most
 )  # fmt: skip
 
 ASSUMPTIONS = (
-    "first gradient: the mean of the first local epoch, as in the authors' code, with lambda = 1; the paper's text "
-    "(one stochastic gradient, lambda = 0.05) runs beside it as fedagrac-text",
+    "first gradient: the mean of the first local epoch, as in the authors' code, with lambda = 1; the paper's "
+    "text (one stochastic gradient, lambda = 0.05) runs beside it as fedagrac-text",
     "eta = 0.03 for every algorithm (the paper's grid is 0.01, 0.008, 0.005), mu = 0.1 for FedProx",
     "augmentation: crops with padding 4 and flips, as in the authors' code",
     "one seed; the paper states neither its seeds nor that of the partition",
