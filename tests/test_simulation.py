@@ -9,6 +9,7 @@ from torch import nn
 
 import fedagrac as fg
 from constant_gradients import simulate as simulate_constant
+from fedagrac import evaluation
 from fedagrac.algorithms import REGISTRY
 from quadratics import K, half_square, quadratics
 
@@ -96,14 +97,14 @@ def test_regression_has_a_loss_but_no_accuracy():
 
 
 def test_metrics_see_the_whole_test_set(digits, monkeypatch):
-    monkeypatch.setattr("fedagrac.evaluation.CHUNK", 100)
+    monkeypatch.setitem(evaluation.CHUNKS, "cpu", 100)
     result = run(digits, metrics={"samples": lambda output, target: len(output)})
     assert result.history[0]["samples"] == 360
 
 
 def test_chunked_evaluation_is_the_same(digits, monkeypatch):
     whole = run(digits).history
-    monkeypatch.setattr("fedagrac.evaluation.CHUNK", 77)
+    monkeypatch.setitem(evaluation.CHUNKS, "cpu", 77)
     pieces = run(digits).history
     assert pieces.column("test_accuracy") == whole.column("test_accuracy")
     assert pieces.column("test_loss") == pytest.approx(whole.column("test_loss"), rel=1e-6)
@@ -376,7 +377,8 @@ def test_an_optimiser_loop_gives_the_same_minibatch_run(digits):
         ({"weight_decay": -1}, "weight_decay"),
         ({"seed": -1}, "seed"),
         ({"engine": "serail"}, "did you mean 'serial'"),
-        ({"compile": True}, "compile"),
+        ({"compile": "yes"}, "compile"),
+        ({"engine": "serial", "compile": True}, "compile"),
         ({"device": "cuda"}, "CUDA devices are usable"),
         ({"device": "tpu"}, "device"),
         ({"precision": "tf32"}, "needs a GPU"),

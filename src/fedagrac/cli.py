@@ -22,6 +22,7 @@ from rich.table import Table
 
 from fedagrac.cli_bench import bench
 from fedagrac.cli_data import data_app
+from fedagrac.cli_reproduce import reproduce
 from fedagrac.errors import FedagracError, InputError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command()(bench)
+app.command()(reproduce)
 
 
 def _version(show: bool) -> None:

@@ -179,7 +179,8 @@ class FixedLanes:
         result.loss[rows] = b.loss / K
         for blocks, into in ((b.X, result.models), (b.first, result.first), (b.total, result.total)):
             if blocks is not None and into is not None:
-                into[rows] = torch.cat([block.reshape(len(rows), -1) for block in blocks], 1)
+                for block, view in zip(blocks, self._model.row_views(into).values(), strict=True):
+                    view[rows] = block
 
     def _lay_out(
         self, wave: Wave, plan: Plan, starts: npt.NDArray[np.int64], running: npt.NDArray[np.int64], begin: int

@@ -100,8 +100,8 @@ class LanesEngine:
         if not self._supported:
             return self._serial.run(plan, x, clients, round)
 
-        def rows() -> Tensor:
-            return torch.zeros((len(clients), len(x)), dtype=x.dtype, device=x.device)
+        def rows() -> Tensor:  # every row is written by its wave
+            return torch.empty((len(clients), len(x)), dtype=x.dtype, device=x.device)
 
         result = Result(
             models=rows(),
@@ -259,8 +259,15 @@ class LanesEngine:
         loss = torch.zeros(len(rows), dtype=torch.float64, device=x.device)
         first = None if result.first is None else torch.zeros_like(X)
         total = None if result.total is None else torch.zeros_like(X)
+        alone = int((wave.running > 1).sum())  # from this step on one lane runs, and a vmap over it only costs
         for k, (m, samples, shifts) in enumerate(wave):
-            values, G = self._gradient(X[:m], samples, shifts)
+            if k == alone:
+                self.workload.model.bind(X[0])
+            values, G = (
+                self._gradient(X[:m], samples, shifts)
+                if k < alone
+                else self._serial.row_gradient(X, samples[0], None if shifts is None else shifts[0])
+            )
             loss[:m] += values
             if total is not None:
                 total[:m] += G

@@ -45,6 +45,7 @@ def columns_of(x: Tensor, c: Convolution) -> Tensor:
     """Return [lanes, channels * kernel, n * places]: one column per place, neighbours side by side.
 
     Examples:
+        >>> import torch
         >>> c = Convolution((1, 1, 2, 3), (1, 1, 2, 2), stride=(1, 1), padding=(0, 0))
         >>> columns_of(torch.arange(6.0).reshape(1, 1, 1, 2, 3), c)
         tensor([[[0., 1.],
@@ -73,6 +74,7 @@ def pictures_of(columns: Tensor, c: Convolution) -> Tensor:
     Their memory runs over lanes, channels, n, as that of products with columns does.
 
     Examples:
+        >>> import torch
         >>> c = Convolution((1, 1, 2, 3), (1, 1, 2, 2), stride=(1, 1), padding=(0, 0))
         >>> pictures_of(torch.ones(1, 4, 2), c)
         tensor([[[[[1., 2., 1.],

@@ -87,6 +87,11 @@ class SerialEngine:
                     rows[i] += g * (len(chunk) / len(samples))
         return rows
 
+    def row_gradient(self, X: Tensor, samples: Tensor, shifts: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return loss [1] and gradient [1, d] at the first row of X, to which the module is bound."""
+        loss, g = self._gradient(X[0], *self.workload.load(samples, shifts))
+        return loss[None], g[None]
+
     def _gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return loss and gradient at x, to which the module is bound, over a batch."""
         w = self.workload

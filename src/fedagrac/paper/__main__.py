@@ -9,11 +9,8 @@ import argparse
 import functools
 from pathlib import Path
 
-from fedagrac.paper import table_variance
-from fedagrac.paper.records import Cell, Record, Records
-from fedagrac.paper.runner import run_cells, run_simulation
-
-RECIPES = {"table-variance": table_variance}
+from fedagrac.paper import RECIPES, Cell, Record, Records, records_of, run_cells
+from fedagrac.paper.recipe import rounds_text
 
 
 def main() -> None:
@@ -26,21 +23,22 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--time-budget", type=float, metavar="SECONDS")
     o = parser.parse_args()
-    cells = [cell for cell in RECIPES[o.recipe].cells(o.scale) if o.only in cell.name]
+    recipe, records = RECIPES[o.recipe], Records(o.out)
 
     def show(cell: Cell, record: Record | None) -> None:
         if record is None:
             print(f"{cell.name} ...", flush=True)
             return
-        out = record.outcome
-        print(
-            f"{cell.name}: {out['rounds']} rounds, target at {out['rounds_to_target']}, best {out['best']:.4f}, "
-            f"{'finished' if record.finished else 'cut off'}, {out['seconds']} s",
-            flush=True,
-        )
+        best, seconds = record.outcome["best"], record.outcome["seconds"]
+        print(f"{cell.name}: {rounds_text(record)} rounds, best {best:.4f}, {seconds} s", flush=True)
 
-    run = functools.partial(run_simulation, data_dir=o.data_dir)
-    run_cells(o.recipe, cells, Records(o.out), run, o.time_budget, show)
+    if recipe.run is not None:
+        cells = [cell for cell in recipe.cells(o.scale) if o.only in cell.name]
+        run_cells(
+            recipe.name, cells, records, functools.partial(recipe.run, data_dir=o.data_dir), o.time_budget, show
+        )
+    table = recipe.table(records_of(recipe, o.scale, records), o.scale)
+    print(" | ".join(table.columns), *[" | ".join(row) for row in table.rows], sep="\n")
 
 
 if __name__ == "__main__":

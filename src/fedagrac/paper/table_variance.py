@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedagrac.paper.recipe import Found, Recipe, Scale, Table, Verdict, compare_rounds, rounds_text
 from fedagrac.paper.records import Cell
+from fedagrac.paper.runner import run_simulation
 
-__all__ = ["ASSUMPTIONS", "CLAIMS", "PAPER", "TITLE", "cells"]
-
-TITLE = "Rounds to the target, 20 clients, K ~ Normal(500, V), CIFAR-10, at most 200 rounds"
+__all__ = ["RECIPE"]
 
 ALGORITHMS = ("fedagrac", "fedavg", "fednova", "scaffold", "fedprox")
 
@@ -54,11 +54,6 @@ ASSUMPTIONS = (
     "one seed; the paper states neither its seeds nor that of the partition",
 )
 
-CLAIMS = {
-    "fewest": "FedaGrac needs the fewest rounds",
-    "fedavg-slower": "under step asynchronism FedAvg needs more rounds than FedaGrac",
-}
-
 
 def _algorithm(name: str) -> dict[str, Any]:
     special: dict[str, dict[str, Any]] = {
@@ -70,7 +65,7 @@ def _algorithm(name: str) -> dict[str, Any]:
     return {"name": real, "lr": 0.03, **special.get(name, {})}
 
 
-def cells(scale: str) -> list[Cell]:
+def _cells(scale: Scale) -> list[Cell]:
     """Return the runs of the table, the most telling rows first."""
     found = []
     rounds = {"quick": 3, "medium": 20, "paper": 200}[scale]
@@ -95,3 +90,41 @@ def cells(scale: str) -> list[Cell]:
             }
             found.append(Cell(f"{row}-{column}/{name}", settings))
     return found
+
+
+def _table(found: Found, scale: Scale) -> Table:
+    rows = []
+    for row, columns in PAPER.items():
+        for column, theirs in columns.items():
+            mine = [found.get(f"{row}-{column}/{name}") for name in ALGORITHMS]
+            if any(mine):
+                paired = zip(mine, theirs, strict=True)
+                cells = [f"{rounds_text(ours)} / {theirs or '> 200'}" for ours, theirs in paired]
+                text = rounds_text(found.get(f"{row}-{column}/fedagrac-text"))
+                rows.append((f"{row} {TARGETS[row]:.0%}", column, *cells, text))
+    return Table(
+        ("setting", "variance of K", *[f"{n} ours / paper" for n in ALGORITHMS], "fedagrac-text"), tuple(rows)
+    )
+
+
+def _claims(found: Found) -> list[Verdict]:
+    verdicts = []
+    for row, columns in PAPER.items():
+        for column in columns:
+            runs = {name: found.get(f"{row}-{column}/{name}") for name in ALGORITHMS}
+            if any(runs.values()):
+                for name in ALGORITHMS[1:]:
+                    claim = f"{row}, {column}: FedaGrac needs fewer rounds than {name}"
+                    verdicts.append(compare_rounds(claim, runs["fedagrac"], runs[name]))
+    return verdicts
+
+
+RECIPE = Recipe(
+    name="table-variance",
+    title="Rounds to the target: 20 clients, K ~ Normal(500, V), CIFAR-10, at most 200 rounds",
+    assumptions=ASSUMPTIONS,
+    cells=_cells,
+    table=_table,
+    claims=_claims,
+    run=run_simulation,
+)

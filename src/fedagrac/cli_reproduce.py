@@ -1,0 +1,91 @@
+"""The command: fedagrac reproduce."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedagrac.errors import one_of, positive
+
+__all__ = ["reproduce"]
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A table or figure of the paper, or all.")],
+    scale: Annotated[str, typer.Option("--scale", help="quick, medium or paper.")] = "quick",
+    only: Annotated[str, typer.Option("--only", metavar="TEXT", help="Only runs whose name contains this.")] = "",
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the records are kept.")] = Path(
+        "runs/reproduction"
+    ),
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to look for data files first.")
+    ] = None,
+    time_budget: Annotated[
+        float | None, typer.Option("--time-budget", metavar="SECONDS", help="Stop cleanly after so long.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print tables and verdicts as JSON.")] = False,
+) -> None:
+    """Regenerate a table or figure of the paper: ours beside the paper's, and which claims hold.
+
+    Every run's outcome is a small record; running again skips what is recorded, so a long recipe can be stopped
+    and continued.
+
+    [bold]Examples[/]
+
+      fedagrac reproduce table-models
+
+      fedagrac reproduce table1 --only lr/
+
+      fedagrac reproduce table-variance --scale paper --out docs/reproduction --time-budget 3000
+    """
+    from fedagrac.paper import RECIPES, Cell, Record, Records, records_of, run_cells
+
+    one_of("NAME", name, [*RECIPES, "all"])
+    one_of("--scale", scale, ["quick", "medium", "paper"])
+    if time_budget is not None:
+        positive("--time-budget", time_budget)
+    notes, console = Console(stderr=True), Console()
+    records, printed = Records(out), []
+    for recipe in RECIPES.values() if name == "all" else [RECIPES[name]]:
+        cells = [cell for cell in recipe.cells(scale) if only in cell.name]  # type: ignore[arg-type]
+        if recipe.run is not None and cells:
+            with notes.status("") as status:
+
+                def show(cell: Cell, record: Record | None, status: Any = status, total: int = len(cells)) -> None:
+                    if record is None:
+                        status.update(f"{cell.name}: running, {total} runs in all ...")
+                    else:
+                        seconds = record.outcome["seconds"]
+                        notes.print(f"[dim]{escape(cell.name)}: recorded, {seconds} s[/]", highlight=False)
+
+                run = functools.partial(recipe.run, data_dir=data_dir)
+                done = run_cells(recipe.name, cells, records, run, time_budget, show)
+            if not done:
+                notes.print("the time budget is spent: run the same command again to go on", highlight=False)
+        found = records_of(recipe, scale, records)  # type: ignore[arg-type]
+        table, verdicts = recipe.table(found, scale), recipe.claims(found)  # type: ignore[arg-type]
+        if as_json:
+            rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+            claims = [{"claim": v.claim, "verdict": v.verdict, "numbers": v.numbers} for v in verdicts]
+            printed.append({"recipe": recipe.name, "scale": scale, "table": rows, "claims": claims})
+            continue
+        shown = Table(box=None, pad_edge=False, title=f"{recipe.name}: {recipe.title}", title_justify="left")
+        for column in table.columns:
+            shown.add_column(column, overflow="fold")
+        for row in table.rows:
+            shown.add_row(*[escape(cell) for cell in row])
+        console.print(shown)
+        colours = {"holds": "green", "does not hold": "red", "not decided": "yellow"}
+        for v in verdicts:
+            console.print(f"[{colours[v.verdict]}]{v.verdict:13s}[/] {escape(v.claim)} ({escape(v.numbers)})")
+        for assumption in recipe.assumptions:
+            console.print(f"[dim]assumed: {escape(assumption)}[/]", highlight=False)
+    if as_json:
+        print(json.dumps(printed))
