@@ -46,7 +46,7 @@ CANDIDATES: dict[str, Callable[[Workload], Engine]] = {
 MEASURE_FROM = 20_000
 """Client-steps of a whole run from which on candidates are measured; shorter runs follow the rule."""
 
-COMPILE_FROM = 60.0
+COMPILE_FROM = 180.0
 """Seconds that a run must take uncompiled before compiling is tried."""
 
 SECONDS = 1.0

@@ -35,13 +35,6 @@ def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]
     """Return a step that changes the buffers in place, compiled for exactly their shapes.
 
     It is run once on the buffers. Whatever goes wrong is a `CannotCompileError`: uncompiled steps give the same.
-
-    Examples:
-        >>> import pytest; pytest.skip("takes seconds")
-        >>> counter = torch.zeros(1)
-        >>> more = compile_step(lambda b: b[0].add_(1), [counter])
-        >>> more(); counter
-        tensor([2.])
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
