@@ -28,7 +28,7 @@ from fedagrac.callbacks import Callback
 from fedagrac.data.federation import Federation
 from fedagrac.data.images import Images
 from fedagrac.data.partition import IID
-from fedagrac.engines.choice import CANDIDATES
+from fedagrac.engines.choice import CANDIDATES, processor
 from fedagrac.heterogeneity import Constant, Extreme, Gaussian, StepSchedule
 from fedagrac.simulation import simulate
 
@@ -262,9 +262,8 @@ def sweep(
 def machine(device: str) -> dict[str, Any]:
     """Return where the figures come from."""
     from fedagrac.callbacks.run_folder import environment
-    from fedagrac.engines.choice import _processor
 
-    return {**environment(torch.device(device)), "processor": _processor()}
+    return {**environment(torch.device(device)), "processor": processor()}
 
 
 def _wait(device: str) -> None:

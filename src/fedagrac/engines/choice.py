@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from fedagrac.engines.base import Engine, Workload
 
-__all__ = ["CANDIDATES", "choose_engine", "measured_choices"]
+__all__ = ["CANDIDATES", "choose_engine", "measured_choices", "processor"]
 
 log = logging.getLogger("fedagrac")
 
@@ -127,7 +127,7 @@ class _Measurements:
             "lanes": self.lanes,
             "batch": sorted({int(size) for size in w.batch_sizes(self.clients)})[-5:],
             "dtype": str(w.model.dtype),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "fedagrac": __version__,
@@ -223,7 +223,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return table if valid else None
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return what the CPU calls itself."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:

@@ -145,17 +145,12 @@ class FixedLanes:
         unroll = _unroll(wave, workload) if compiled else 1
         return len(wave.rows), wave.samples.shape[1], wave.shifts is not None, unroll, *parts
 
-    def prepare(self, wave: Wave, plan: Plan) -> list[Kind]:
-        """Record or compile what is needed and not there yet; return the calls that the wave takes, in order."""
+    def run(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
+        """Run a wave and write its rows into the result; what is not recorded or compiled yet is so first."""
         kinds = self._kinds(wave, plan)
         for kind in dict.fromkeys(kinds):
             if kind not in self._prepared:
                 self._prepared[kind] = self._prepare(kind)
-        return kinds
-
-    def run(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
-        """Run a wave and write its rows into the result."""
-        kinds = self.prepare(wave, plan)
         b = self.buffers
         rows = torch.from_numpy(wave.rows).to(x.device)
         self._fill(b.X, x.expand(len(rows), -1))

@@ -290,12 +290,11 @@ class LanesEngine:
         if shape not in self._prepared:
             self._prepared[shape] = FixedLanes(wave, plan, x, self.workload, self.pieces, self.compiled)
         try:
-            self._prepared[shape].prepare(wave, plan)
-        except CannotCompileError as error:
+            self._prepared[shape].run(wave, plan, x, result)
+        except CannotCompileError as error:  # before anything was written
             self.fixed = self.compiled = False
             warnings.warn(f"steps run uncompiled, which is slower: {error}", stacklevel=2)
             return False
-        self._prepared[shape].run(wave, plan, x, result)
         return True
 
     def _gradient(self, X: Tensor, samples: Tensor, shifts: Tensor | None) -> tuple[Tensor, Tensor]:

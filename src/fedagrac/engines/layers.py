@@ -87,24 +87,26 @@ def _lanes_first(value: Tensor, at: int | None, lanes: int) -> Tensor:
 
 
 class _Routed(torch.autograd.Function):
-    """A function that is only called under vmap, and says there what to do with all lanes together."""
+    """A function that is only called under vmap, and says there what to do with all lanes together.
+
+    It needs no backward pass: torch differentiates what its vmap calls.
+    """
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Nothing is kept: the gradient is taken of what the vmap calls."""
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """Never reached."""
-        raise NotImplementedError
 
-
-class _Products(_Routed):
-    """A convolution as one batched product of all lanes' weights and patches."""
+class _Convolution(_Routed):
+    """A convolution without bias."""
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
         return functional.conv2d(x, w, None, c.stride, c.padding)
+
+
+class _Products(_Convolution):
+    """A convolution as one batched product of all lanes' weights and patches."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, c: Convolution) -> tuple[Tensor, int]:
@@ -141,12 +143,8 @@ class _PatchProduct(torch.autograd.Function):
         return pictures_of(w.reshape(len(w), c.weight[0], -1).transpose(1, 2) @ flat, c), to_weights, None
 
 
-class _SideBySide(_Routed):
+class _SideBySide(_Convolution):
     """A grouped convolution over channels of all lanes that lie side by side in memory."""
-
-    @staticmethod
-    def forward(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
-        return functional.conv2d(x, w, None, c.stride, c.padding)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, c: Convolution) -> tuple[Tensor, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -97,8 +98,6 @@ def _made(kinds: dict[str, Any], settings: dict[str, Any]) -> Any:
 
 @functools.lru_cache(maxsize=2)
 def _federation(name: str, clients: int, split: str, seed: int, data_dir: str | None) -> Federation:
-    import json
-
     return Federation.load(name, clients, _made(PARTITIONS, json.loads(split)), seed, data_dir)
 
 
@@ -111,8 +110,6 @@ def _module(settings: dict[str, Any], seed: int) -> nn.Module:
 
 def run_simulation(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None = None) -> dict[str, Any]:
     """Run one simulation from plain settings; return its curves and what tables need."""
-    import json
-
     data = settings["data"]
     split = json.dumps(data["partition"], sort_keys=True)
     federation = _federation(
