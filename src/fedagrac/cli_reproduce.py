@@ -71,6 +71,11 @@ def reproduce(
                 notes.print("the time budget is spent: run the same command again to go on", highlight=False)
         found = records_of(recipe, scale, records)  # type: ignore[arg-type]
         table, verdicts = recipe.table(found, scale), recipe.claims(found)  # type: ignore[arg-type]
+        if recipe.picture is not None and found:
+            from fedagrac.report.pictures import save
+
+            picture = save(recipe.picture(found, scale), out / recipe.name / scale)  # type: ignore[arg-type]
+            notes.print(f"picture: {picture}", highlight=False, soft_wrap=True)
         if as_json:
             rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
             claims = [{"claim": v.claim, "verdict": v.verdict, "numbers": v.numbers} for v in verdicts]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedagrac.paper.records import Cell, Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Found", "Recipe", "Scale", "Table", "Verdict", "compare_rounds", "rounds_text"]
 
@@ -45,6 +48,7 @@ class Recipe:
         table: ours beside the paper's, from the records there are.
         claims: the paper's claims, judged by those records.
         run: how a cell is run; None where nothing needs to run.
+        picture: ours (and the paper's figures where it gives numbers) as a picture; None for plain tables.
     """
 
     name: str
@@ -53,7 +57,8 @@ class Recipe:
     cells: Callable[[Scale], list[Cell]]
     table: Callable[[Found, Scale], Table]
     claims: Callable[[Found], list[Verdict]]
-    run: Callable[..., dict[str, Any]] | None = field(default=None)
+    run: Callable[..., dict[str, Any]] | None = None
+    picture: Callable[[Found, Scale], Figure] | None = None
 
 
 def rounds_text(record: Record | None) -> str:

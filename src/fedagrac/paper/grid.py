@@ -1,0 +1,115 @@
+"""Grids: every algorithm at its best setting, over a few seeds, as the paper compares."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedagrac.paper.recipe import Found
+from fedagrac.paper.records import Cell, Record
+
+__all__ = ["Choice", "best", "choices", "grid_cells", "setting_text"]
+
+
+def setting_text(setting: Mapping[str, Any]) -> str:
+    """Return a setting in a few characters.
+
+    Examples:
+        >>> setting_text({"lr": 0.005, "mu": 0.1})
+        'lr=0.005 mu=0.1'
+        >>> setting_text({})
+        'only'
+    """
+    return " ".join(f"{key}={value}" for key, value in setting.items()) or "only"
+
+
+def grid_cells(
+    name: str, settings: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]
+) -> list[Cell]:
+    """Return the runs of one algorithm over a grid of its options and over seeds.
+
+    A seed names the partition, the first model and every draw of a run.
+
+    Examples:
+        >>> plain = {"data": {"name": "a9a"}, "algorithm": {"name": "fedprox"}}
+        >>> cells = grid_cells("lr/fedprox", plain, {"lr": [0.1, 0.2], "mu": [1]}, [0, 1])
+        >>> cells[0].name
+        'lr/fedprox/lr=0.1 mu=1/seed0'
+        >>> cells[3].settings["algorithm"], cells[3].settings["data"]
+        ({'name': 'fedprox', 'lr': 0.2, 'mu': 1}, {'name': 'a9a', 'seed': 1})
+    """
+    found = []
+    for values in itertools.product(*grid.values()):
+        setting = dict(zip(grid, values, strict=True))
+        for seed in seeds:
+            of_seed = {
+                **settings,
+                "algorithm": {**settings["algorithm"], **setting},
+                "data": {**settings["data"], "seed": seed},
+                "seed": seed,
+            }
+            found.append(Cell(f"{name}/{setting_text(setting)}/seed{seed}", of_seed))
+    return found
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting of an algorithm, with its runs, one per seed."""
+
+    setting: str
+    records: tuple[Record, ...]
+
+    def values(self, field: str) -> list[float]:
+        """Return what each seed gave; a run that diverged gave nothing."""
+        return [float(r.outcome[field]) for r in self.records if r.outcome.get(field) is not None]
+
+    def mean(self, field: str = "final") -> float | None:
+        """Return the mean over the seeds; None where a run gave nothing."""
+        values = self.values(field)
+        return statistics.fmean(values) if len(values) == len(self.records) else None
+
+    def spread(self, field: str = "final") -> float:
+        """Return the standard deviation over the seeds; 0 with one."""
+        values = self.values(field)
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    def percent(self, field: str = "final") -> str:
+        """Return mean and spread of an accuracy as text.
+
+        Examples:
+            >>> runs = tuple(Record("a", {}, {"final": f}, {}) for f in (0.84, 0.86))
+            >>> Choice("lr=0.1", runs).percent()
+            '85.00 +- 1.41'
+            >>> Choice("lr=0.1", runs[:1]).percent()
+            '84.00'
+            >>> Choice("lr=0.1", (Record("a", {}, {"final": None}, {}),)).percent()
+            'diverged'
+        """
+        mean = self.mean(field)
+        if mean is None:
+            return "diverged"
+        return f"{100 * mean:.2f}" + (f" +- {100 * self.spread(field):.2f}" if len(self.records) > 1 else "")
+
+
+def choices(found: Found, name: str) -> list[Choice]:
+    """Return every setting of the algorithm whose cells are called name/SETTING/seedN, in the order of the grid.
+
+    Examples:
+        >>> run = Record("a", {}, {"final": 0.5}, {})
+        >>> [c.setting for c in choices({"x/lr=1/seed0": run, "x/lr=1/seed1": run, "y/lr=1/seed0": run}, "x")]
+        ['lr=1']
+    """
+    groups: dict[str, list[Record]] = {}
+    for cell, record in found.items():
+        if cell.startswith(name + "/"):
+            groups.setdefault(cell[len(name) + 1 :].rpartition("/")[0], []).append(record)
+    return [Choice(setting, tuple(records)) for setting, records in groups.items()]
+
+
+def best(found: Found, name: str, field: str = "final") -> Choice | None:
+    """Return the setting with the highest mean over the seeds, or None where nothing ran to an end."""
+    there = [choice for choice in choices(found, name) if choice.mean(field) is not None]
+    return max(there, key=lambda choice: choice.mean(field) or 0.0, default=None)
