@@ -11,6 +11,7 @@ from fedagrac.data.files import locate
 from fedagrac.paper import RECIPES, Cell, Record, Records, run_cells, table1, table_models, table_variance
 from fedagrac.paper.page import page
 from fedagrac.paper.recipe import compare_rounds
+from fedagrac.paper.runner import Deadline, run_simulations
 
 ROOT = Path(__file__).parent.parent
 TARGETS = ROOT.parent / "shared" / "paper" / "targets.toml"
@@ -38,9 +39,9 @@ def test_what_is_recorded_is_not_run_again_and_what_was_cut_off_is(tmp_path):
     records.put("r", cells[0], outcome(5, 5), {})
     records.put("r", cells[1], outcome(5, None, finished=False), {})
 
-    def run(settings, deadline):
-        ran.append(settings["name"])
-        return outcome(9, 9)
+    def run(group, deadline):
+        ran.extend(settings["name"] for settings in group)
+        return [outcome(9, 9) for _ in group]
 
     assert run_cells("r", cells, records, run)
     assert ran == ["b", "c"]
@@ -53,9 +54,8 @@ def test_the_time_budget_ends_cleanly(tmp_path):
     records = Records(tmp_path)
     cells = [Cell(name, {"name": name}) for name in "ab"]
 
-    def run(settings, deadline):
-        deadline.at, deadline.passed = 0.0, True  # the clock ran out in the middle
-        return outcome(4, None)
+    def run(group, deadline):
+        return [outcome(4, None, finished=False) for _ in group]  # the clock ran out in the middle
 
     assert not run_cells("r", cells, records, run, time_budget=1000)
     assert not records.get("r", cells[0]).finished
@@ -138,3 +138,52 @@ def test_wrong_names_are_said(capsys):
             main(["reproduce", *arguments])
         assert done.value.code == 2
         assert "expected" in capsys.readouterr().err
+
+
+def test_cells_that_differ_in_the_algorithm_alone_run_side_by_side(tmp_path):
+    asked = []
+
+    def settings(model, lr, seed=0):
+        return {"model": {"name": model}, "algorithm": {"name": "fedavg", "lr": lr}, "seed": seed}
+
+    def run(group, deadline):
+        asked.append([one["algorithm"]["lr"] for one in group])
+        deadline.seen()
+        return [outcome(2, None) for _ in group]
+
+    cells = [Cell(f"lr{i}", settings("logistic", i, seed=i % 2)) for i in range(5)]
+    cells += [Cell(f"alexnet{i}", settings("alexnet", i)) for i in range(2)]
+    seen = []
+    assert run_cells("r", cells, Records(tmp_path), run, seen=lambda: seen.append(1))
+    assert asked == [[0, 2, 4], [1, 3], [0], [1]]  # large models one after another
+    assert len(seen) == 4
+    records = Records(tmp_path)
+    assert [records.get("r", cell).outcome["together"] for cell in cells] == [3, 2, 3, 2, 3, 1, 1]
+
+
+@pytest.mark.skipif(locate("a9a") is None, reason="a9a is not here: fedagrac data fetch")
+def test_a_grid_from_plain_settings():
+    """Two settings side by side, one with a schedule; the one cut off by the clock says so."""
+    base = {
+        "data": {"name": "a9a", "clients": 4, "partition": {"kind": "dirichlet", "alpha": 0.3}, "seed": 0},
+        "model": {"name": "logistic", "features": 123, "classes": 2},
+        "steps": {"kind": "linear", "first": 2, "increment": 3},
+        "batch_size": 20,
+        "rounds": 3,
+        "seed": 0,
+        "target": 0.99,
+    }
+    grid = [
+        {**base, "algorithm": {"name": "fedagrac", "lr": 0.01, "calibration": {"0": 0.1, "2": 1.0}}},
+        {**base, "algorithm": {"name": "fedprox", "lr": 0.01, "mu": 0.1}},
+    ]
+    together = run_simulations(grid, Deadline(None))
+    alone = [run_simulations([settings], Deadline(None))[0] for settings in grid]
+    for one, other in zip(together, alone, strict=True):
+        assert one["rounds"] == 3
+        assert one["finished"]
+        assert one["rounds_to_target"] is None
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)  # kept to four digits
+    assert together[0]["train_loss"] != together[1]["train_loss"]
+    cut = run_simulations(grid, Deadline(0.0))
+    assert [(o["rounds"], o["finished"]) for o in cut] == [(1, False), (1, False)]

@@ -32,7 +32,7 @@ from fedagrac.heterogeneity import (
     Uniform,
 )
 from fedagrac.results import History, SimulationResult
-from fedagrac.simulation import Run, Stop, simulate
+from fedagrac.simulation import Run, Stop, simulate, simulate_many
 
 __version__ = "0.1.0"
 
@@ -78,4 +78,5 @@ __all__ = [
     "models",
     "schedule",
     "simulate",
+    "simulate_many",
 ]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
+import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from fedagrac.errors import one_of, positive
+
+if TYPE_CHECKING:
+    from fedagrac.paper import Cell, Recipe, Record, Records, Table, Verdict
 
 __all__ = ["reproduce"]
 
@@ -45,30 +49,20 @@ def reproduce(
 
       fedagrac reproduce table-variance --scale paper --out docs/reproduction --time-budget 3000
     """
-    from fedagrac.paper import RECIPES, Cell, Record, Records, records_of, run_cells
+    from fedagrac.paper import RECIPES, Records, records_of
 
     one_of("NAME", name, [*RECIPES, "all"])
     one_of("--scale", scale, ["quick", "medium", "paper"])
     if time_budget is not None:
         positive("--time-budget", time_budget)
+    end = None if time_budget is None else time.monotonic() + time_budget
     notes, console = Console(stderr=True), Console()
     records, printed = Records(out), []
     for recipe in RECIPES.values() if name == "all" else [RECIPES[name]]:
         cells = [cell for cell in recipe.cells(scale) if only in cell.name]  # type: ignore[arg-type]
-        if recipe.run is not None and cells:
-            with notes.status("") as status:
-
-                def show(cell: Cell, record: Record | None, status: Any = status, total: int = len(cells)) -> None:
-                    if record is None:
-                        status.update(f"{cell.name}: running, {total} runs in all ...")
-                    else:
-                        seconds = record.outcome["seconds"]
-                        notes.print(f"[dim]{escape(cell.name)}: recorded, {seconds} s[/]", highlight=False)
-
-                run = functools.partial(recipe.run, data_dir=data_dir)
-                done = run_cells(recipe.name, cells, records, run, time_budget, show)
-            if not done:
-                notes.print("the time budget is spent: run the same command again to go on", highlight=False)
+        left = None if end is None else end - time.monotonic()
+        if recipe.run is not None and not _run(recipe, cells, records, data_dir, left, notes):
+            notes.print("the time budget is spent: run the same command again to go on", highlight=False)
         found = records_of(recipe, scale, records)  # type: ignore[arg-type]
         table, verdicts = recipe.table(found, scale), recipe.claims(found)  # type: ignore[arg-type]
         if recipe.picture is not None and found:
@@ -80,17 +74,65 @@ def reproduce(
             rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
             claims = [{"claim": v.claim, "verdict": v.verdict, "numbers": v.numbers} for v in verdicts]
             printed.append({"recipe": recipe.name, "scale": scale, "table": rows, "claims": claims})
-            continue
-        shown = Table(box=None, pad_edge=False, title=f"{recipe.name}: {recipe.title}", title_justify="left")
-        for column in table.columns:
-            shown.add_column(column, overflow="fold")
-        for row in table.rows:
-            shown.add_row(*[escape(cell) for cell in row])
-        console.print(shown)
-        colours = {"holds": "green", "does not hold": "red", "not decided": "yellow"}
-        for v in verdicts:
-            console.print(f"[{colours[v.verdict]}]{v.verdict:13s}[/] {escape(v.claim)} ({escape(v.numbers)})")
-        for assumption in recipe.assumptions:
-            console.print(f"[dim]assumed: {escape(assumption)}[/]", highlight=False)
+        else:
+            _print(recipe, table, verdicts, console)
     if as_json:
         print(json.dumps(printed))
+
+
+def _run(
+    recipe: Recipe,
+    cells: list[Cell],
+    records: Records,
+    data_dir: Path | None,
+    time_budget: float | None,
+    notes: Console,
+) -> bool:
+    """Run what is not recorded yet behind a progress bar; return whether everything is recorded now."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from fedagrac.paper import run_cells
+
+    def rounds(some: Iterable[Cell]) -> int:
+        return sum(cell.settings.get("rounds", 1) for cell in some)
+
+    columns = (
+        TextColumn("{task.description}", style="bold"), BarColumn(bar_width=None), MofNCompleteColumn(),
+        TextColumn("rounds"), TimeRemainingColumn(compact=True), TextColumn("left"),
+    )  # fmt: skip
+    assert recipe.run is not None
+    done: list[Cell] = []
+    with Progress(*columns, console=notes, transient=True) as bar:
+        task = bar.add_task(recipe.name, total=rounds(cells))
+
+        def show(cell: Cell, record: Record | None) -> None:
+            if record is not None:
+                done.append(cell)
+                bar.update(task, completed=rounds(done))
+                notes.print(f"[dim]{escape(cell.name)}: recorded, {_cost(record)}[/]", highlight=False)
+
+        run = functools.partial(recipe.run, data_dir=data_dir)
+        return run_cells(recipe.name, cells, records, run, time_budget, show, lambda: bar.advance(task))
+
+
+def _cost(record: Record) -> str:
+    """Return how long a run took, in words."""
+    others = record.outcome.get("together", 1) - 1
+    return f"{record.outcome['seconds']} s" + (f" beside {others} others" if others else "")
+
+
+def _print(recipe: Recipe, table: Table, verdicts: list[Verdict], console: Console) -> None:
+    """Print ours beside the paper's, the verdicts and what was assumed."""
+    from rich.table import Table as Shown
+
+    shown = Shown(box=None, pad_edge=False, title=f"{recipe.name}: {recipe.title}", title_justify="left")
+    for column in table.columns:
+        shown.add_column(column, overflow="fold")
+    for row in table.rows:
+        shown.add_row(*[escape(cell) for cell in row])
+    console.print(shown)
+    colours = {"holds": "green", "does not hold": "red", "not decided": "yellow"}
+    for v in verdicts:
+        console.print(f"[{colours[v.verdict]}]{v.verdict:13s}[/] {escape(v.claim)} ({escape(v.numbers)})")
+    for assumption in recipe.assumptions:
+        console.print(f"[dim]assumed: {escape(assumption)}[/]", highlight=False)

@@ -77,6 +77,30 @@ class Plan:
             mean=mean,
         )
 
+    @classmethod
+    def join(cls, plans: Sequence[Plan]) -> Plan:
+        """Make one plan out of several, row after row."""
+        corrections = [plan.correction for plan in plans]
+        some = next((rows for rows in corrections if rows is not None), None)
+        correction = None
+        if some is not None:
+            correction = torch.cat(
+                [
+                    some.new_zeros((len(plan), some.shape[1])) if rows is None else rows
+                    for plan, rows in zip(plans, corrections, strict=True)
+                ]
+            )
+        accumulate = any(plan.accumulate for plan in plans)
+        return cls(
+            steps=np.concatenate([plan.steps for plan in plans]),
+            lr=np.concatenate([plan.lr for plan in plans]),
+            correction=correction,
+            mu=np.concatenate([plan.mu for plan in plans]),
+            first_steps=np.concatenate([plan.first_steps for plan in plans]),
+            mean=accumulate,
+            exact=accumulate,
+        )
+
     def __len__(self) -> int:
         return len(self.steps)
 
@@ -107,6 +131,22 @@ class Result:
     loss: Tensor
     first: Tensor | None = None
     total: Tensor | None = None
+
+    def split(self, plans: Sequence[Plan]) -> list[Result]:
+        """Return what belongs to each of the plans that were joined: only what it asked for."""
+        parts, start = [], 0
+        for plan in plans:
+            rows = slice(start, start + len(plan))
+            parts.append(
+                Result(
+                    models=self.models[rows],
+                    loss=self.loss[rows],
+                    first=None if self.first is None or not plan.first_steps.any() else self.first[rows],
+                    total=None if self.total is None or not plan.accumulate else self.total[rows],
+                )
+            )
+            start = rows.stop
+        return parts
 
 
 def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:

@@ -14,24 +14,25 @@ import numpy as np
 import torch
 
 from fedagrac.algorithms import Algorithm
-from fedagrac.algorithms.base import Cost, State
+from fedagrac.algorithms.base import Cost, Rows, State
 from fedagrac.callbacks.base import Callback
 from fedagrac.clients import ClientTable
-from fedagrac.cohort import Cohort, Population
+from fedagrac.cohort import Cohort, GradientService, Population
 from fedagrac.data.batches import Sampling, epoch_steps
 from fedagrac.data.federation import Federation
 from fedagrac.engines import ENGINES, Engine, Loss, Workload, choose_engine
 from fedagrac.errors import InputError, count, fraction, non_negative, one_of, positive
 from fedagrac.evaluation import Metric, evaluate
 from fedagrac.heterogeneity import Clock, Constant, Devices, Participation, StepSchedule
+from fedagrac.local import Plan, Result
 from fedagrac.models.vector import VectorModel
 from fedagrac.results import History, Record, SimulationResult, Status
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from torch import nn
+    from torch import Tensor, nn
 
-__all__ = ["Run", "Stop", "simulate"]
+__all__ = ["Run", "Stop", "simulate", "simulate_many"]
 
 DEFAULT_STEPS = Constant(10)
 
@@ -74,6 +75,15 @@ class Stop:
         return None
 
 
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A round between its plan and its aggregation."""
+
+    cohort: Cohort
+    rows: Rows
+    plan: Plan
+
+
 @dataclass(eq=False)
 class Run:
     """A run in progress: what callbacks see.
@@ -82,7 +92,8 @@ class Run:
         state: the server's vectors; `state["x"]` is the global model.
         table: what the server remembers of each client.
         history: the rounds so far.
-        stopped: why a callback or a stop rule ended the run, or None.
+        stopped: why a callback ended the run, or None.
+        result: what came out, once the run has ended.
     """
 
     algorithm: Algorithm
@@ -90,6 +101,7 @@ class Run:
     workload: Workload
     engine: Engine
     engine_reason: str
+    gradients: GradientService
     steps: StepSchedule
     participation: Participation | None
     clock: Clock
@@ -98,10 +110,12 @@ class Run:
     state: State
     table: ClientTable
     started: float
+    callbacks: Sequence[Callback] = ()
     history: History = field(default_factory=History)
     sim_time: float = 0.0
     bytes_total: int = 0
     stopped: str | None = None
+    result: SimulationResult | None = None
 
     def stop(self, reason: str) -> None:
         """End the run after this round."""
@@ -131,7 +145,7 @@ class Run:
             population_weights=self.federation.weights[clients],
             epoch_steps=epoch_steps(self.federation.sizes[clients], self.workload.batch_size),
             everyone=len(clients) == self.federation.num_clients,
-            service=self.engine.gradients,
+            service=self.gradients,
         )
 
     def admit(self, cohort: Cohort) -> None:
@@ -143,16 +157,19 @@ class Run:
             newcomers = self.cohort_of(new, cohort.steps[keep], masses)
             self.table.put(new, self.algorithm.enter(self.state, newcomers))
 
-    def step(self) -> tuple[Cohort, float]:
-        """Do one round; return who took part and the training loss."""
+    def begin(self) -> Begun:
+        """Draw the next round's cohort and plan what it does."""
         cohort = self.draw_cohort()
         self.admit(cohort)
         rows = self.table.rows(cohort.clients)
-        plan = self.algorithm.plan(self.state, rows, cohort)
-        result = self.engine.run(plan, self.state["x"], cohort.clients, cohort.round)
-        self.state, next_rows = self.algorithm.aggregate(self.state, rows, cohort, plan, result)
-        self.table.put(cohort.clients, next_rows)
-        return cohort, float(np.dot(cohort.weights, result.loss.cpu().numpy()))
+        return Begun(cohort, rows, self.algorithm.plan(self.state, rows, cohort))
+
+    def aggregate(self, begun: Begun, result: Result) -> float:
+        """Take in what the cohort replied; return the training loss."""
+        cohort = begun.cohort
+        self.state, rows = self.algorithm.aggregate(self.state, begun.rows, cohort, begun.plan, result)
+        self.table.put(cohort.clients, rows)
+        return float(np.dot(cohort.weights, result.loss.cpu().numpy()))
 
     def charge(self, clients: npt.NDArray[np.int64], cost: Cost, steps: npt.NDArray[np.int64]) -> tuple[int, int]:
         """Put vectors moved and steps computed on the wire and the clock; return bytes down and up."""
@@ -250,18 +267,96 @@ def simulate(
         >>> len(result.history), result.status
         (3, 'finished')
     """
+    return _simulate(
+        model, federation, [algorithm], [callbacks], rounds, steps=steps, batch_size=batch_size, loss=loss,
+        sampling=sampling, participation=participation, weight_decay=weight_decay, seed=seed, engine=engine,
+        compile=compile, device=device, dtype=dtype, precision=precision, eval_every=eval_every, metrics=metrics,
+        stop=stop, clock=clock,
+    )[0]  # fmt: skip
+
+
+def simulate_many(
+    model: nn.Module,
+    federation: Federation,
+    algorithms: Sequence[Algorithm],
+    rounds: int = 100,
+    *,
+    callbacks: Sequence[Sequence[Any]] | None = None,
+    **options: Any,
+) -> list[SimulationResult]:
+    """Run several algorithms, or one with several settings, side by side; return a result for each.
+
+    The clients of all runs step together as one wider batch of lanes, which pays for small models. Every run has
+    the numbers that `simulate` gives it alone, apart from rounding and from where dropout falls; its `wall_time`
+    is that of all of them.
+
+    Args:
+        model: any nn.Module; its weights as given are x_1 of every run.
+        federation: the clients and their data.
+        algorithms: one per run.
+        rounds: how many rounds at most. A run that stops or diverges leaves the others alone.
+        callbacks: for each run its own.
+        options: as in `simulate`.
+
+    Examples:
+        >>> import fedagrac as fg
+        >>> fed = fg.Federation.load("digits", clients=4, partition=fg.Dirichlet(0.3))
+        >>> model = fg.models.build("logistic", features=64, classes=10)
+        >>> grid = [fg.FedAvg(lr=lr) for lr in (0.01, 0.1)]
+        >>> slow, fast = fg.simulate_many(model, fed, grid, rounds=3, steps=fg.Linear(5, 10))
+        >>> slow.history[-1]["test_loss"] > fast.history[-1]["test_loss"]
+        True
+    """
+    if not algorithms:
+        raise InputError("algorithms", algorithms, "at least one algorithm")
+    each = [()] * len(algorithms) if callbacks is None else callbacks
+    if len(each) != len(algorithms):
+        raise InputError(
+            "callbacks", len(each), f"one sequence of callbacks for each of {len(algorithms)} algorithms"
+        )
+    defaults = {name: value for name, value in (simulate.__kwdefaults__ or {}).items() if name != "callbacks"}
+    for name in options:
+        one_of("option", name, list(defaults))
+    return _simulate(model, federation, list(algorithms), each, rounds, **{**defaults, **options})
+
+
+def _simulate(
+    model: nn.Module,
+    federation: Federation,
+    algorithms: Sequence[Algorithm],
+    callbacks: Sequence[Sequence[Any]],
+    rounds: int,
+    *,
+    steps: StepSchedule,
+    batch_size: int | None,
+    loss: Loss | None,
+    sampling: Sampling,
+    participation: int | float | Participation | None,
+    weight_decay: float,
+    seed: int,
+    engine: Literal["auto", "serial", "lanes"] | Callable[[Workload], Engine],
+    compile: bool | Literal["auto"],
+    device: str,
+    dtype: torch.dtype | None,
+    precision: Literal["float32", "tf32"],
+    eval_every: int,
+    metrics: Mapping[str, Metric] | None,
+    stop: Stop | None,
+    clock: Clock | None,
+) -> list[SimulationResult]:
+    """Check everything, then run the algorithms side by side."""
     count("rounds", rounds)
     count("eval_every", eval_every)
     measures = dict(metrics or {})
-    for name, (kind, value) in {
-        "federation": (Federation, federation),
-        "algorithm": (Algorithm, algorithm),
-        "steps": (StepSchedule, steps),
-    }.items():
+    for name, kind, value in (
+        ("federation", Federation, federation),
+        *[("algorithm", Algorithm, algorithm) for algorithm in algorithms],
+        ("steps", StepSchedule, steps),
+    ):
         if not isinstance(value, kind):
             raise InputError(name, value, f"a fedagrac {kind.__name__}{_EXAMPLE[name]}")
     steps.check(federation.num_clients, rounds)
-    _check_callbacks(callbacks)
+    _check_callbacks([callback for own in callbacks for callback in own])
     _check_metrics(measures)
     if batch_size is not None:
         count("batch_size", batch_size)
@@ -276,7 +371,7 @@ def simulate(
     if participation is not None and not isinstance(participation, Participation):
         participation = Participation(participation)
     M = federation.num_clients
-    cohort_size = M if participation is None else participation.number(M)
+    lanes = len(algorithms) * (M if participation is None else participation.number(M))
     vector_model = VectorModel(model, chosen, dtype)
     workload = Workload.of(vector_model, federation, loss, batch_size, sampling, weight_decay, seed)
     if isinstance(steps, Devices) and steps.needs_flops:
@@ -288,64 +383,125 @@ def simulate(
     with _precision(precision, chosen):
         started = time.perf_counter()
         # round 0 speaks for all: who takes part and how much they do changes little on average
-        work = rounds * cohort_size * float(steps.counts(0, M, seed).mean())
+        work = rounds * lanes * float(steps.counts(0, M, seed).mean())
         if callable(engine):
             runner, why = engine(workload), "as given"
         else:
-            runner, why = choose_engine(workload, engine, compile, cohort_size, work)
-        x = vector_model.initial()
-        run = Run(
-            algorithm=algorithm,
-            federation=federation,
-            workload=workload,
-            engine=runner,
-            engine_reason=why,
-            steps=steps,
-            participation=participation,
-            clock=clock,
-            rounds=rounds,
-            seed=seed,
-            state=algorithm.start(x, Population(federation.weights, runner.gradients)),
-            table=ClientTable(federation.num_clients),
-            started=started,
-        )
-        if algorithm.starts_with_gradients:
-            run.charge_start()
-        status, reason = _loop(run, eval_every, measures, stop or Stop(), callbacks)
-        result = SimulationResult(
-            algorithm, federation, run.state["x"].cpu(), run.history, status, reason, vector_model
-        )
-        for callback in callbacks:
-            callback.on_end(run, result)
-    return result
+            runner, why = choose_engine(workload, engine, compile, lanes, work)
+        x, gradients = vector_model.initial(), LastGradients(runner.gradients)
+        runs = [
+            Run(
+                algorithm=algorithm,
+                federation=federation,
+                workload=workload,
+                engine=runner,
+                engine_reason=why,
+                gradients=gradients,
+                steps=steps,
+                participation=participation,
+                clock=clock,
+                rounds=rounds,
+                seed=seed,
+                state=algorithm.start(x, Population(federation.weights, gradients)),
+                table=ClientTable(federation.num_clients),
+                started=started,
+                callbacks=own,
+            )
+            for algorithm, own in zip(algorithms, callbacks, strict=True)
+        ]
+        for run in runs:
+            if run.algorithm.starts_with_gradients:
+                run.charge_start()
+        return _loop(runs, runner, eval_every, measures, stop or Stop())
 
 
 def _loop(
-    run: Run, eval_every: int, metrics: Mapping[str, Metric], stop: Stop, callbacks: Sequence[Callback]
-) -> tuple[Status, str]:
-    for callback in callbacks:
-        callback.on_start(run)
+    runs: Sequence[Run], engine: Engine, eval_every: int, metrics: Mapping[str, Metric], stop: Stop
+) -> list[SimulationResult]:
+    for run in runs:
+        for callback in run.callbacks:
+            callback.on_start(run)
+    going = list(runs)
+    while going:
+        begun = [run.begin() for run in going]
+        for run, its, result in zip(going, begun, _execute(engine, going, begun), strict=True):
+            ended = _complete(run, its, result, eval_every, metrics, stop)
+            if ended is not None:
+                run.result = _end(run, *ended)
+        going = [run for run in going if run.result is None]
+    return [run.result for run in runs if run.result is not None]
+
+
+def _execute(engine: Engine, runs: Sequence[Run], begun: Sequence[Begun]) -> list[Result]:
+    """Let the cohorts of all runs, which are in the same round, do what was planned; as one batch."""
+    plans, clients = [its.plan for its in begun], [its.cohort.clients for its in begun]
+    if len(runs) == 1:
+        return [engine.run(plans[0], runs[0].state["x"], clients[0], begun[0].cohort.round)]
+    starts = [run.state["x"].expand(len(plan), -1) for run, plan in zip(runs, plans, strict=True)]
+    joined = Plan.join(plans)
+    return engine.run(joined, torch.cat(starts), np.concatenate(clients), begun[0].cohort.round).split(plans)
+
+
+def _complete(
+    run: Run, begun: Begun, result: Result, eval_every: int, metrics: Mapping[str, Metric], stop: Stop
+) -> tuple[Status, str] | None:
+    """Aggregate, evaluate, record and tell the callbacks; return how the run ended, or None if it goes on."""
+    train_loss = run.aggregate(begun, result)
+    number = len(run.history) + 1
+    diverged = not (math.isfinite(train_loss) and bool(torch.isfinite(run.state["x"]).all()))
+    due = (number % eval_every == 0 or number == run.rounds) and not diverged
     nothing = dict.fromkeys(["test_accuracy", "test_loss", *metrics])
-    for number in range(1, run.rounds + 1):
-        cohort, train_loss = run.step()
-        diverged = not (math.isfinite(train_loss) and bool(torch.isfinite(run.state["x"]).all()))
-        due = (number % eval_every == 0 or number == run.rounds) and not diverged
-        measured = evaluate(run.workload, run.state["x"], metrics) if due else nothing
-        record = run.record(cohort, train_loss, measured)
-        reached = stop.reached(record)
-        if reached is not None and not due and not diverged:  # the last round is always evaluated
-            record.update(evaluate(run.workload, run.state["x"], metrics))
-        for callback in callbacks:
-            callback.on_round(run, record)
-        if diverged:
-            return "diverged", (
-                f"round {number}: the loss or the model is no longer finite; try a smaller lr than "
-                f"{run.algorithm.lr:g}"
-            )
-        reason = run.stopped or reached
-        if reason is not None:
-            return "stopped", f"round {number}: {reason}"
-    return "finished", f"all {run.rounds} rounds done"
+    measured = evaluate(run.workload, run.state["x"], metrics) if due else nothing
+    record = run.record(begun.cohort, train_loss, measured)
+    reached = stop.reached(record)
+    if reached is not None and not due and not diverged:  # the last round is always evaluated
+        record.update(evaluate(run.workload, run.state["x"], metrics))
+    for callback in run.callbacks:
+        callback.on_round(run, record)
+    if diverged:
+        return "diverged", (
+            f"round {number}: the loss or the model is no longer finite; try a smaller lr than "
+            f"{run.algorithm.lr:g}"
+        )
+    reason = run.stopped or reached
+    if reason is not None:
+        return "stopped", f"round {number}: {reason}"
+    return ("finished", f"all {run.rounds} rounds done") if number == run.rounds else None
+
+
+def _end(run: Run, status: Status, reason: str) -> SimulationResult:
+    """Make the result and hand it to the callbacks."""
+    vector, model = run.state["x"].cpu(), run.workload.model
+    result = SimulationResult(run.algorithm, run.federation, vector, run.history, status, reason, model)
+    for callback in run.callbacks:
+        callback.on_end(run, result)
+    return result
+
+
+class LastGradients:
+    """The engine's service of gradients, with its last answer.
+
+    Before and in round 1 the same question is asked several times: for nu, for every nu_i, and by every run.
+    """
+
+    def __init__(self, service: GradientService) -> None:
+        self._service = service
+        self._asked: tuple[Tensor, npt.NDArray[np.int64], int, str] | None = None
+        self._answer: Tensor | None = None
+
+    def __call__(
+        self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
+    ) -> Tensor:
+        """Return the gradients at x, [m, d]."""
+        if self._answer is not None and self._asked is not None:
+            last = self._asked
+            if last[0] is x and last[2:] == (round, batch) and np.array_equal(last[1], clients):
+                return self._answer
+        self._answer = None  # before the next one is made: two need not fit
+        answer = self._service(x, clients, round, batch)
+        if round == 0:
+            self._asked, self._answer = (x, clients.copy(), round, batch), answer
+        return answer
 
 
 _EXAMPLE = {

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedagrac.local import Plan, Result
     from fedagrac.models.vector import VectorModel
 
-__all__ = ["Batches", "Engine", "Loss", "Workload"]
+__all__ = ["Batches", "Engine", "Loss", "Workload", "starts_of"]
 
 Loss = Callable[["Tensor", "Tensor"], "Tensor"]
 """(output, target) -> scalar mean over the samples."""
@@ -39,12 +39,27 @@ class Engine(Protocol):
     name: str
 
     def run(self, plan: Plan, x: Tensor, clients: npt.NDArray[np.int64], round: int) -> Result:
-        """Run the local rule of every client from x, as the plan says."""
+        """Run the local rule of every client from x, as the plan says.
+
+        x is one start for all, [d], or one for each row, [m, d]: lanes may belong to several runs.
+        """
 
     def gradients(
         self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
     ) -> Tensor:
         """Return every client's gradient at x over all its data, or over its first batch of the round."""
+
+
+def starts_of(x: Tensor, rows: Tensor) -> Tensor:
+    """Return where some rows start, [m, d], of one start for all [d] or one for each row.
+
+    Examples:
+        >>> starts_of(torch.tensor([1.0, 2.0]), torch.tensor([0, 3])).tolist()
+        [[1.0, 2.0], [1.0, 2.0]]
+        >>> starts_of(torch.eye(2), torch.tensor([1])).tolist()
+        [[0.0, 1.0]]
+    """
+    return x.expand(len(rows), -1) if x.ndim == 1 else x[rows]
 
 
 @dataclass(frozen=True, eq=False)

@@ -102,7 +102,7 @@ class _Measurements:
     def __init__(self, workload: Workload, lanes: int) -> None:
         self.workload = workload
         self.lanes = lanes
-        self.clients = np.arange(workload.federation.num_clients)[:lanes]
+        self.clients = np.arange(lanes) % workload.federation.num_clients
         self.about = self._about()
         key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:20]
         folder = _folder()

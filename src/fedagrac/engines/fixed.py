@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from fedagrac.engines.base import starts_of
 from fedagrac.engines.compiled import compile_step
 from fedagrac.engines.descend import descend
 
@@ -73,7 +74,7 @@ class Buffers(NamedTuple):
 
     Attributes:
         X, C, first, total: models, corrections, first gradients and gradient sums, block by block.
-        center: where the proximal term pulls to.
+        center: where each lane started, to which its proximal term pulls.
         loss: sum of losses, [W].
         mu: proximal coefficients, [W].
         samples, shifts: what each step uses, [steps, W, batch] and [steps, W, batch, 3].
@@ -108,13 +109,12 @@ class FixedLanes:
         shifts = None
         if wave.shifts is not None:
             shifts = torch.zeros((TABLE_STEPS, W, batch, 3), dtype=torch.int64, device=device)
-        center = [view.clone() for view in self._model.views(x).values()] if plan.mu.any() else None
         self.buffers = Buffers(
             X=self._blocks(W, x),
             C=None if plan.correction is None else self._blocks(W, x),
             first=self._blocks(W, x) if plan.first_steps.any() else None,
             total=self._blocks(W, x) if plan.accumulate else None,
-            center=center,
+            center=self._blocks(W, x) if plan.mu.any() else None,
             loss=torch.zeros(W, dtype=torch.float64, device=device),
             mu=torch.zeros(W, dtype=dtype, device=device),
             samples=torch.zeros((TABLE_STEPS, W, batch), dtype=torch.int64, device=device),
@@ -130,7 +130,7 @@ class FixedLanes:
         self._pool: Any = None
 
     def _blocks(self, lanes: int, x: Tensor) -> list[Tensor]:
-        views = self._model.views(x).values()
+        views = self._model.views(x.reshape(-1, x.shape[-1])[0]).values()
         return [torch.zeros((lanes, *view.shape), dtype=x.dtype, device=x.device) for view in views]
 
     def _fill(self, blocks: list[Tensor], rows: Tensor) -> None:
@@ -153,13 +153,13 @@ class FixedLanes:
                 self._prepared[kind] = self._prepare(kind)
         b = self.buffers
         rows = torch.from_numpy(wave.rows).to(x.device)
-        self._fill(b.X, x.expand(len(rows), -1))
+        x_of_rows = starts_of(x, rows)
+        self._fill(b.X, x_of_rows)
         b.loss.zero_()
         if b.C is not None and plan.correction is not None:
             self._fill(b.C, plan.correction[rows])
         if b.center is not None:
-            for held, view in zip(b.center, self._model.views(x).values(), strict=True):
-                held.copy_(view)
+            self._fill(b.center, x_of_rows)
             b.mu.copy_(torch.as_tensor(plan.mu[wave.rows], dtype=x.dtype))
         for collected in (b.first, b.total):
             for block in collected or ():
@@ -234,7 +234,7 @@ class FixedLanes:
             if b.first is not None and kind.collecting:
                 b.first[i][:width].addcmul_(g, per_lane(in_first))
             if b.center is not None:
-                g = g + per_lane(b.mu[:width]) * (X - b.center[i])  # noqa: PLW2901
+                g = g + per_lane(b.mu[:width]) * (X - b.center[i][:width])  # noqa: PLW2901
             descend(X, g, None if b.C is None else b.C[i][:width], eta)
         b.counter.add_(1)
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.func import functional_call, vmap
 
+from fedagrac.engines.base import starts_of
 from fedagrac.engines.compiled import CannotCompileError
 from fedagrac.engines.fixed import FixedLanes
 from fedagrac.engines.layers import RoutedLayers, convolutions_of, faster_as_products
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from fedagrac.engines.base import Workload
+    from fedagrac.engines.base import Batches, Workload
 
 __all__ = ["LanesEngine"]
 
@@ -101,7 +102,7 @@ class LanesEngine:
             return self._serial.run(plan, x, clients, round)
 
         def rows() -> Tensor:  # every row is written by its wave
-            return torch.empty((len(clients), len(x)), dtype=x.dtype, device=x.device)
+            return torch.empty((len(clients), x.shape[-1]), dtype=x.dtype, device=x.device)
 
         result = Result(
             models=rows(),
@@ -164,7 +165,8 @@ class LanesEngine:
         """Yield the rows of each wave: lanes of one batch size, neighbours in K together, largest K first."""
         batch = self.workload.batch_sizes(clients)
         order = np.lexsort((np.arange(len(clients)), -plan.steps))
-        vectors = 5 + (plan.correction is not None) + bool(plan.first_steps.any()) + plan.accumulate
+        parts = plan.correction is not None, plan.mu.any(), plan.first_steps.any(), plan.accumulate
+        vectors = 5 + sum(map(bool, parts))
         for size in np.unique(batch):
             group = order[batch[order] == size]
             width = self.width or self._fitting_width(vectors, int(size), int(plan.steps[group].max()))
@@ -209,8 +211,12 @@ class LanesEngine:
         running = len(steps) - np.searchsorted(steps[::-1], np.arange(steps[0]), side="right")
         offsets = np.concatenate([[0], np.cumsum(running)[:-1]])
         samples, shifts = None, None
+        drawn: dict[tuple[int, int], Batches] = {}  # lanes of several runs use the same batches
         for lane, row in enumerate(members):
-            batches = w.draw(int(clients[row]), int(steps[lane]), round)
+            asked = int(clients[row]), int(steps[lane])
+            if asked not in drawn:
+                drawn[asked] = w.draw(*asked, round)
+            batches = drawn[asked]
             if samples is None:
                 samples = np.empty((running.sum(), batches.samples.shape[1]), np.int64)
                 shifts = None if batches.shifts is None else np.empty((*samples.shape, 3), np.int64)
@@ -255,7 +261,8 @@ class LanesEngine:
         steps_with_first, proximal = int(plan.first_steps[rows].max()), bool(plan.mu[rows].any())
         where = torch.from_numpy(rows).to(x.device)
         C = None if plan.correction is None else plan.correction[where]
-        X = x.repeat(len(rows), 1)
+        starts = starts_of(x, where)
+        X = starts.clone()
         loss = torch.zeros(len(rows), dtype=torch.float64, device=x.device)
         first = None if result.first is None else torch.zeros_like(X)
         total = None if result.total is None else torch.zeros_like(X)
@@ -276,7 +283,7 @@ class LanesEngine:
             if C is not None:
                 G += C[:m]
             if proximal:
-                G += mu[:m] * (X[:m] - x)
+                G += mu[:m] * (X[:m] - starts[:m])
             X[:m].addcmul_(G, eta[:m], value=-1)
         result.models[where] = X
         result.loss[where] = loss / K[:, 0]

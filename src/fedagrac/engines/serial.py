@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from fedagrac.engines.base import starts_of
 from fedagrac.local import Plan, Result
 from fedagrac.streams import Purpose, torch_seed
 
@@ -39,7 +40,7 @@ class SerialEngine:
     def run(self, plan: Plan, x: Tensor, clients: npt.NDArray[np.int64], round: int) -> Result:
         """Run the local rule of every client from x, as the plan says."""
         w = self.workload
-        models = x.repeat(len(clients), 1)
+        models = starts_of(x, torch.arange(len(clients), device=x.device)).clone()
         loss = torch.zeros(len(clients), dtype=torch.float64, device=x.device)
         first = torch.zeros_like(models) if plan.first_steps.any() else None
         total = torch.zeros_like(models) if plan.accumulate else None
@@ -48,7 +49,7 @@ class SerialEngine:
                 seed_dropout(w, round, client)
                 K, eta, mu = int(plan.steps[i]), float(plan.lr[i]), float(plan.mu[i])
                 n_first = int(plan.first_steps[i])
-                x_i = models[i]
+                x_i, start = models[i], x if x.ndim == 1 else x[i]
                 c_i = None if plan.correction is None else plan.correction[i]
                 running = torch.zeros((), dtype=torch.float64, device=x.device)
                 w.model.bind(x_i)
@@ -62,7 +63,7 @@ class SerialEngine:
                     if c_i is not None:
                         g += c_i
                     if mu:
-                        g += mu * (x_i - x)
+                        g += mu * (x_i - start)
                     x_i.sub_(g, alpha=eta)
                 loss[i] = running / K
         return Result(models, loss, first, total)

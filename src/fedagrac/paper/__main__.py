@@ -29,8 +29,8 @@ def main() -> None:
         if record is None:
             print(f"{cell.name} ...", flush=True)
             return
-        best, seconds = record.outcome["best"], record.outcome["seconds"]
-        print(f"{cell.name}: {rounds_text(record)} rounds, best {best:.4f}, {seconds} s", flush=True)
+        outcome = {key: record.outcome.get(key) for key in ("rounds", "best", "final", "seconds")}
+        print(f"{cell.name}: {rounds_text(record)} rounds, {outcome}", flush=True)
 
     if recipe.run is not None:
         cells = [cell for cell in recipe.cells(o.scale) if o.only in cell.name]

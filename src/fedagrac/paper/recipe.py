@@ -47,7 +47,7 @@ class Recipe:
         cells: the runs at a scale, in the order in which they are run.
         table: ours beside the paper's, from the records there are.
         claims: the paper's claims, judged by those records.
-        run: how a cell is run; None where nothing needs to run.
+        run: how cells that differ in the algorithm alone are run; None where nothing needs to run.
         picture: ours (and the paper's figures where it gives numbers) as a picture; None for plain tables.
     """
 
@@ -57,7 +57,7 @@ class Recipe:
     cells: Callable[[Scale], list[Cell]]
     table: Callable[[Found, Scale], Table]
     claims: Callable[[Found], list[Verdict]]
-    run: Callable[..., dict[str, Any]] | None = None
+    run: Callable[..., list[dict[str, Any]]] | None = None
     picture: Callable[[Found, Scale], Figure] | None = None
 
 

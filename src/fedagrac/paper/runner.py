@@ -5,19 +5,19 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedagrac import heterogeneity, models
-from fedagrac.algorithms import algorithm
+from fedagrac.algorithms import Algorithm, algorithm
 from fedagrac.callbacks import Callback
 from fedagrac.callbacks.run_folder import environment
 from fedagrac.data import partition
 from fedagrac.data.federation import Federation
 from fedagrac.schedule import Piecewise
-from fedagrac.simulation import Stop, simulate
+from fedagrac.simulation import Stop, simulate_many
 from fedagrac.streams import Purpose, torch_seed
 
 if TYPE_CHECKING:
@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from fedagrac.results import History
     from fedagrac.simulation import Run
 
-__all__ = ["Deadline", "run_cells", "run_simulation"]
+__all__ = ["Deadline", "run_cells", "run_simulations"]
+
+RunGroup = Callable[[Sequence[dict[str, Any]], "Deadline"], list[dict[str, Any]]]
+"""How settings that belong together are run: an outcome for each, which says whether it is "finished"."""
+
+SIDE_BY_SIDE = ("logistic", "cnn")
+"""Models so small that a grid of runs costs little more than one."""
 
 PARTITIONS = {"iid": partition.IID, "dirichlet": partition.Dirichlet, "shards": partition.Shards}
 STEPS = {
@@ -41,14 +47,16 @@ STEPS = {
 
 
 class Deadline(Callback):
-    """Ends a run when the time is up."""
+    """Ends a run when the time is up; before that, says that another round is done."""
 
-    def __init__(self, at: float | None) -> None:
+    def __init__(self, at: float | None, seen: Callable[[], None] = lambda: None) -> None:
         self.at = at
+        self.seen = seen
         self.passed = False
 
     def on_round(self, run: Run, record: dict[str, Any]) -> None:
         """Look at the clock."""
+        self.seen()
         if self.at is not None and time.monotonic() > self.at:
             self.passed = True
             run.stop("the time budget is spent")
@@ -58,32 +66,50 @@ def run_cells(
     recipe: str,
     cells: Iterable[Cell],
     records: Records,
-    run: Callable[[dict[str, Any], Deadline], dict[str, Any]],
+    run: RunGroup,
     time_budget: float | None = None,
     show: Callable[[Cell, Record | None], None] = lambda cell, record: None,
+    seen: Callable[[], None] = lambda: None,
 ) -> bool:
     """Run every cell that has no finished record; return whether all have one now.
 
-    A run that the budget cuts off is recorded as unfinished: its table says so, and it is run anew another time.
+    Cells of a small model that differ in the algorithm alone run side by side. A run that the budget cuts off is
+    recorded as unfinished: its table says so, and it is run anew another time.
     """
     end = None if time_budget is None else time.monotonic() + time_budget
-    complete = True
+    pending = []
     for cell in cells:
         record = records.get(recipe, cell)
         if record is None or not record.finished:
-            if end is not None and time.monotonic() > end:
-                complete = False
-                continue
+            pending.append(cell)
+        else:
+            show(cell, record)
+    complete = True
+    for group in _groups(pending):
+        if end is not None and time.monotonic() > end:
+            return False
+        for cell in group:
             show(cell, None)
-            deadline = Deadline(end)
-            begun = time.monotonic()
-            outcome = run(cell.settings, deadline)
-            outcome |= {"finished": not deadline.passed, "seconds": round(time.monotonic() - begun, 1)}
-            if record is None or outcome["finished"] or outcome.get("rounds", 0) > record.outcome.get("rounds", 0):
-                record = records.put(recipe, cell, outcome, environment(_device()))
+        begun = time.monotonic()
+        outcomes = run([cell.settings for cell in group], Deadline(end, seen))
+        shared = {"seconds": round(time.monotonic() - begun, 1), "together": len(group)}
+        for cell, outcome in zip(group, outcomes, strict=True):
+            before = records.get(recipe, cell)
+            if before is None or outcome["finished"] or outcome["rounds"] > before.outcome["rounds"]:
+                before = records.put(recipe, cell, {**outcome, **shared}, environment(_device()))
+            show(cell, before)
             complete = complete and outcome["finished"]
-        show(cell, record)
     return complete
+
+
+def _groups(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Return the cells that run side by side, in the order of the first of each group."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        small = cell.settings.get("model", {}).get("name") in SIDE_BY_SIDE
+        shared = {key: value for key, value in cell.settings.items() if key != "algorithm"} if small else cell.key
+        groups.setdefault(json.dumps(shared, sort_keys=True), []).append(cell)
+    return list(groups.values())
 
 
 def _device() -> torch.device:
@@ -108,30 +134,41 @@ def _module(settings: dict[str, Any], seed: int) -> nn.Module:
         return models.build(options.pop("name"), **options)
 
 
-def run_simulation(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None = None) -> dict[str, Any]:
-    """Run one simulation from plain settings; return its curves and what tables need."""
-    data = settings["data"]
+def run_simulations(
+    group: Sequence[dict[str, Any]], deadline: Deadline, data_dir: Path | None = None
+) -> list[dict[str, Any]]:
+    """Run simulations from plain settings that differ in the algorithm alone; return what records keep of them."""
+    shared = group[0]
+    data = shared["data"]
     split = json.dumps(data["partition"], sort_keys=True)
     federation = _federation(
         data["name"], data["clients"], split, data.get("seed", 0), None if data_dir is None else str(data_dir)
     )
-    chosen = dict(settings["algorithm"])
-    if isinstance(chosen.get("calibration"), dict):
-        chosen["calibration"] = Piecewise({int(t): v for t, v in chosen["calibration"].items()})
-    target = settings.get("target")
-    result = simulate(
-        _module(settings["model"], settings["seed"]),
+    target = shared.get("target")
+    deadlines = [Deadline(deadline.at, deadline.seen) for _ in group]
+    results = simulate_many(
+        _module(shared["model"], shared["seed"]),
         federation,
-        algorithm(chosen.pop("name"), **chosen),
-        rounds=settings["rounds"],
-        steps=_made(STEPS, settings["steps"]),
-        batch_size=settings["batch_size"],
-        seed=settings["seed"],
-        precision="tf32" if settings.get("tf32") and torch.cuda.is_available() else "float32",
-        stop=Stop(accuracy=target) if settings.get("stop_at_target") else None,
-        callbacks=[deadline],
+        [_algorithm(settings["algorithm"]) for settings in group],
+        rounds=shared["rounds"],
+        steps=_made(STEPS, shared["steps"]),
+        batch_size=shared["batch_size"],
+        seed=shared["seed"],
+        precision="tf32" if shared.get("tf32") and torch.cuda.is_available() else "float32",
+        stop=Stop(accuracy=target) if shared.get("stop_at_target") else None,
+        callbacks=[[own] for own in deadlines],
     )
-    return outcome_of(result.history, result.status, target)
+    return [
+        {**outcome_of(result.history, result.status, target), "finished": not own.passed}
+        for result, own in zip(results, deadlines, strict=True)
+    ]
+
+
+def _algorithm(settings: dict[str, Any]) -> Algorithm:
+    options = dict(settings)
+    if isinstance(options.get("calibration"), dict):
+        options["calibration"] = Piecewise({int(t): v for t, v in options["calibration"].items()})
+    return algorithm(options.pop("name"), **options)
 
 
 def outcome_of(history: History, status: str, target: float | None = None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedagrac.paper.recipe import Found, Recipe, Scale, Table, Verdict, compare_rounds, rounds_text
 from fedagrac.paper.records import Cell
-from fedagrac.paper.runner import run_simulation
+from fedagrac.paper.runner import run_simulations
 
 __all__ = ["RECIPE"]
 
@@ -84,5 +84,5 @@ RECIPE = Recipe(
     cells=_cells,
     table=_table,
     claims=_claims,
-    run=run_simulation,
+    run=run_simulations,
 )

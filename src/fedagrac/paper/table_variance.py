@@ -6,7 +6,7 @@ from typing import Any
 
 from fedagrac.paper.recipe import Found, Recipe, Scale, Table, Verdict, compare_rounds, rounds_text
 from fedagrac.paper.records import Cell
-from fedagrac.paper.runner import run_simulation
+from fedagrac.paper.runner import run_simulations
 
 __all__ = ["RECIPE"]
 
@@ -126,5 +126,5 @@ RECIPE = Recipe(
     cells=_cells,
     table=_table,
     claims=_claims,
-    run=run_simulation,
+    run=run_simulations,
 )
