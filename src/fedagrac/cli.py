@@ -1,4 +1,4 @@
-"""The command: fedagrac run, report, doctor; fedagrac data from `cli_data`, fedagrac bench from `cli_bench`.
+"""The command: fedagrac run, report, doctor; the others come from `cli_data`, `cli_bench` and so on.
 
 Exit codes: 0 done, 1 failed, 2 bad usage or input.
 """
@@ -23,6 +23,7 @@ from rich.table import Table
 from fedagrac.cli_bench import bench
 from fedagrac.cli_data import data_app
 from fedagrac.cli_reproduce import reproduce
+from fedagrac.cli_sweep import sweep
 from fedagrac.errors import FedagracError, InputError
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
-app.command()(bench)
+app.command()(sweep)
 app.command()(reproduce)
+app.command()(bench)
 
 
 def _version(show: bool) -> None:

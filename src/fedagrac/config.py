@@ -106,7 +106,7 @@ class AlgorithmSettings(_Table):
     model_config = ConfigDict(extra="allow", frozen=True)
     name: StrictStr
     lr: Number | None = None
-    label: StrictStr | None = Field(None, min_length=1, max_length=60)
+    label: StrictStr | None = Field(None, min_length=1, max_length=100)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -33,22 +33,24 @@ def evaluate(workload: Workload, x: Tensor, metrics: Mapping[str, Metric]) -> di
     module = workload.model.module
     workload.model.bind(x)
     module.eval()
-    loss, correct = 0.0, 0
+    # kept on the device: reading a number would wait for every chunk
+    loss = torch.zeros((), dtype=torch.float64, device=x.device)
+    correct = torch.zeros((), dtype=torch.int64, device=x.device)
     chunk = CHUNKS.get(x.device.type, 4096)
     outputs = []
     classification = False
     with torch.inference_mode():
         for X, y in zip(torch.split(inputs, chunk), torch.split(targets, chunk), strict=True):
             output = module(workload.prepare(X))
-            loss += float(workload.loss(output, y)) * len(X)
+            loss += workload.loss(output, y).double() * len(X)
             classification = not y.is_floating_point() and output.ndim == y.ndim + 1
             if classification:
-                correct += int((output.argmax(1) == y).sum())
+                correct += (output.argmax(1) == y).sum()
             if metrics:
                 outputs.append(output)
         whole = torch.cat(outputs) if outputs else None
         values = (
             {name: float(metric(whole, targets)) for name, metric in metrics.items()} if whole is not None else {}
         )
-    accuracy = correct / targets.numel() if classification else None
-    return {"test_accuracy": accuracy, "test_loss": loss / len(inputs), **values}
+    accuracy = int(correct) / targets.numel() if classification else None
+    return {"test_accuracy": accuracy, "test_loss": float(loss) / len(inputs), **values}

@@ -15,11 +15,12 @@ from fedagrac.callbacks.run_folder import RunFolder, environment, write_descript
 from fedagrac.config import Experiment, section
 from fedagrac.data.describe import describe
 from fedagrac.engines import Workload
+from fedagrac.engines.base import SMALL
 from fedagrac.errors import InputError
 from fedagrac.folders import write_atomically
 from fedagrac.heterogeneity import Devices
 from fedagrac.models.vector import VectorModel
-from fedagrac.simulation import simulate
+from fedagrac.simulation import simulate_many
 from fedagrac.streams import Purpose, torch_seed
 
 if TYPE_CHECKING:
@@ -146,24 +147,31 @@ class _ExperimentFiles(Callback):
         write_atomically(self.out / "federation.json", json.dumps(asdict(facts)).encode() + b"\n")
 
 
-def run_experiment(prepared: Prepared, out: Path, progress: Progress | None = None) -> list[Path]:
+def run_experiment(
+    prepared: Prepared, out: Path, progress: Progress | None = None, side_by_side: bool = False
+) -> list[Path]:
     """Run every algorithm into its own folder below `out`; return the folders.
 
     Nothing is written before the first run has passed all checks. A run that diverges ends with that status; the
-    others go on.
+    others go on. Side by side, runs of a small model share their batches of lanes.
     """
     check_free(out)
-    folders: list[Path] = []
-    for entry in prepared.entries:
-        folder = out / entry.folder
-        callbacks: list[Callback] = [RunFolder(folder, entry.table)]
-        if not folders:
-            callbacks.insert(0, _ExperimentFiles(prepared, out))
+    folders = [out / entry.folder for entry in prepared.entries]
+    callbacks: list[list[Callback]] = [
+        [RunFolder(folder, entry.table), *([] if progress is None else [progress])]
+        for folder, entry in zip(folders, prepared.entries, strict=True)
+    ]
+    callbacks[0].insert(0, _ExperimentFiles(prepared, out))
+    groups: list[slice] = [slice(i, i + 1) for i in range(len(folders))]
+    if side_by_side and sum(p.numel() for p in prepared.module.parameters()) <= SMALL:
+        groups = [slice(None)]
+    for group in groups:
+        entries = prepared.entries[group]
         if progress is not None:
-            progress.name = entry.label
-            callbacks.append(progress)
-        simulate(prepared.module, prepared.federation, entry.algorithm, callbacks=callbacks, **prepared.options())
-        folders.append(folder)
+            progress.name = entries[0].label if len(entries) == 1 else f"{len(entries)} runs"
+        algorithms = [entry.algorithm for entry in entries]
+        options = prepared.options()
+        simulate_many(prepared.module, prepared.federation, algorithms, callbacks=callbacks[group], **options)
     return folders
 
 

@@ -29,7 +29,7 @@ class Progress(Callback):
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        self.rounds, self.name, self._done = rounds, "", 0
+        self.rounds, self.name = rounds, ""
         self._bar = Bar(
             TextColumn("{task.description:<17}", style="bold"),
             BarColumn(bar_width=None),
@@ -60,9 +60,8 @@ class Progress(Callback):
         """Move the bar."""
         if record["test_accuracy"] is not None:
             self._bar.update(self._task, accuracy=f"accuracy {record['test_accuracy']:.1%}")
-        self._bar.update(self._task, completed=self._done + record["round"])
+        self._bar.advance(self._task)
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
         """Count a run that ended early as done."""
-        self._done += self.rounds
-        self._bar.update(self._task, completed=self._done)
+        self._bar.advance(self._task, self.rounds - len(run.history))

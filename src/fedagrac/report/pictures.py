@@ -23,12 +23,21 @@ if TYPE_CHECKING:
     from fedagrac.report.charts import Chart, Series
     from fedagrac.report.runs import StoredRun
 
-__all__ = ["plot_chart", "plot_costs", "plot_curves", "plot_labels", "plot_steps", "save"]
+__all__ = [
+    "new_figure",
+    "paper_style",
+    "plot_chart",
+    "plot_costs",
+    "plot_curves",
+    "plot_labels",
+    "plot_steps",
+    "save",
+]
 
 Place = Literal["outside right center", "outside lower center"]
 
 
-def _paper_style() -> AbstractContextManager[None]:
+def paper_style() -> AbstractContextManager[None]:
     """Text as in a two-column paper; in PDF as TrueType, so that it can be searched and edited."""
     from matplotlib import rc_context
 
@@ -40,13 +49,14 @@ def save(figure: Figure, stem: Path) -> Path:
     png = stem.with_name(f"{stem.name}.png")
     for path, options in ((png, {"dpi": 200}), (png.with_suffix(".pdf"), {"metadata": {"CreationDate": None}})):
         content = io.BytesIO()
-        with _paper_style():
+        with paper_style():
             figure.savefig(content, format=path.suffix[1:], **options)
         write_atomically(path, content.getvalue())
     return png
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of so many inches whose parts make room for one another."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -64,8 +74,8 @@ def plot_costs(runs: Sequence[StoredRun]) -> Figure:
 
 
 def _side_by_side(charts: Sequence[Chart], runs: Sequence[StoredRun]) -> Figure:
-    with _paper_style():
-        figure = _figure(9.2, 3.8)
+    with paper_style():
+        figure = new_figure(9.2, 3.8)
         series = series_of(runs)
         for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
             _draw(axes, chart, series, target_of(runs))
@@ -79,10 +89,10 @@ def _side_by_side(charts: Sequence[Chart], runs: Sequence[StoredRun]) -> Figure:
 
 def plot_chart(chart: Chart, runs: Sequence[StoredRun]) -> Figure:
     """Draw one chart alone, for a column of a paper."""
-    with _paper_style():
+    with paper_style():
         series = series_of(runs)
         columns = _columns(series, 72)
-        figure = _figure(4.8, 3.2 + 0.17 * -(-len(series) // columns))
+        figure = new_figure(4.8, 3.2 + 0.17 * -(-len(series) // columns))
         _draw(figure.subplots(), chart, series, target_of(runs))
         _legend(figure, series, "outside lower center", columns)
     return figure
@@ -164,8 +174,8 @@ def plot_labels(federation: Description) -> Figure:
 
     counts = np.array(federation.labels).T
     classes = len(counts)
-    with _paper_style():
-        figure = _figure(4.8, min(1.3 + 0.2 * classes, 5.0))
+    with paper_style():
+        figure = new_figure(4.8, min(1.3 + 0.2 * classes, 5.0))
         axes = figure.subplots()
         colours = LinearSegmentedColormap.from_list("samples", ["white", SHADE])
         image = axes.imshow(counts, cmap=colours, vmin=0, aspect="auto", interpolation="nearest", origin="lower")
@@ -179,8 +189,8 @@ def plot_labels(federation: Description) -> Figure:
 
 def plot_steps(federation: Description) -> Figure:
     """Draw how many local steps each client runs in round 1, and their weighted mean."""
-    with _paper_style():
-        figure = _figure(4.8, 2.4)
+    with paper_style():
+        figure = new_figure(4.8, 2.4)
         axes = figure.subplots()
         axes.bar(range(len(federation.steps)), federation.steps, color=SHADE, width=0.8)
         axes.axhline(federation.steps_mean, color="0.35", lw=1, linestyle="--")

@@ -1,0 +1,96 @@
+"""Heat maps of a grid: one panel per algorithm or setting, the number in every box, the best one framed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedagrac.report.pictures import new_figure, paper_style
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["HeatMap", "plot_heat_maps"]
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """One panel.
+
+    Attributes:
+        title: above it.
+        down, across: what varies from row to row and from column to column; empty for nothing.
+        rows, columns: the values of these.
+        values: the numbers, row by row; None where there is none.
+        what: what the numbers are.
+        larger_is_better: or else the smallest is the best.
+    """
+
+    title: str
+    down: str
+    rows: tuple[str, ...]
+    across: str
+    columns: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+    what: str
+    larger_is_better: bool = True
+
+
+def plot_heat_maps(maps: Sequence[HeatMap], across: int = 3) -> Figure:
+    """Draw the panels, so many side by side, on one scale of colours: darker is better."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    known = [value for m in maps for row in m.values for value in row if value is not None]
+    scale = Normalize(min(known, default=0.0), max(known, default=1.0))
+    columns = min(across, len(maps))
+    rows = -(-len(maps) // columns)
+    width = sum(_size(m)[0] for m in _widest(maps, columns))
+    height = rows * max(_size(m)[1] for m in maps)
+    with paper_style():
+        figure = new_figure(max(3.2, width + 0.9), max(1.6, height + 0.3))
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for place in axes.flat[len(maps) :]:
+            place.set_visible(False)
+        colours = "Blues" if maps[0].larger_is_better else "Blues_r"
+        for place, m in zip(axes.flat, maps, strict=False):
+            _draw(place, m, scale, colours)
+        bar = figure.colorbar(ScalarMappable(scale, colours), ax=axes, shrink=0.8, pad=0.02)
+        bar.set_label(maps[0].what)
+    return figure
+
+
+def _widest(maps: Sequence[HeatMap], columns: int) -> list[HeatMap]:
+    """Return the widest panel of each column."""
+    return [max(maps[i::columns], key=lambda m: _size(m)[0]) for i in range(columns)]
+
+
+def _size(m: HeatMap) -> tuple[float, float]:
+    """Return the inches that a panel needs."""
+    return 0.9 + 0.5 * len(m.columns), 0.75 + 0.3 * len(m.rows)
+
+
+def _draw(axes: Axes, m: HeatMap, scale: object, colours: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    numbers = np.array([[np.nan if v is None else v for v in row] for row in m.values], dtype=float)
+    axes.imshow(numbers, cmap=colours, norm=scale, aspect="auto")  # type: ignore[arg-type]
+    known = numbers[np.isfinite(numbers)]
+    best = None if not len(known) else (known.max() if m.larger_is_better else known.min())
+    for (y, x), value in np.ndenumerate(numbers):
+        text = "-" if np.isnan(value) else f"{value:.3g}" if abs(value) < 1 else f"{value:.1f}"
+        shade = 0.0 if np.isnan(value) else float(scale(value))  # type: ignore[operator]
+        dark = shade > 0.55 if m.larger_is_better else (shade < 0.45 and not np.isnan(value))
+        axes.text(x, y, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+        if value == best:
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor="#dd2c22", lw=1.6, zorder=5))
+    axes.set_xticks(range(len(m.columns)), m.columns)
+    axes.set_yticks(range(len(m.rows)), m.rows)
+    axes.tick_params(length=0, labelsize=7)
+    axes.set_title(m.title, fontsize=9)
+    axes.set(xlabel=m.across, ylabel=m.down)
