@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,17 +22,32 @@ if TYPE_CHECKING:
     from fedagrac.data.describe import Description
     from fedagrac.report.charts import Chart, Series
     from fedagrac.report.runs import StoredRun
+    from fedagrac.report.style import Look
 
-__all__ = ["plot_chart", "plot_costs", "plot_curves", "plot_labels", "plot_steps", "save"]
+__all__ = [
+    "line_style",
+    "paper_style",
+    "plot_chart",
+    "plot_costs",
+    "plot_curves",
+    "plot_labels",
+    "plot_steps",
+    "save",
+]
 
 Place = Literal["outside right center", "outside lower center"]
 
 
-def _paper_style() -> AbstractContextManager[None]:
+def paper_style() -> AbstractContextManager[None]:
     """Text as in a two-column paper; in PDF as TrueType, so that it can be searched and edited."""
     from matplotlib import rc_context
 
     return rc_context({"font.size": 9, "axes.labelsize": 9, "legend.fontsize": 8, "pdf.fonttype": 42})
+
+
+def line_style(look: Look) -> dict[str, Any]:
+    """Return a look as options of matplotlib's lines."""
+    return {"color": look.colour, "linestyle": (0, look.pattern) if look.pattern else "-", "lw": look.width}
 
 
 def save(figure: Figure, stem: Path) -> Path:
@@ -40,7 +55,7 @@ def save(figure: Figure, stem: Path) -> Path:
     png = stem.with_name(f"{stem.name}.png")
     for path, options in ((png, {"dpi": 200}), (png.with_suffix(".pdf"), {"metadata": {"CreationDate": None}})):
         content = io.BytesIO()
-        with _paper_style():
+        with paper_style():
             figure.savefig(content, format=path.suffix[1:], **options)
         write_atomically(path, content.getvalue())
     return png
@@ -64,7 +79,7 @@ def plot_costs(runs: Sequence[StoredRun]) -> Figure:
 
 
 def _side_by_side(charts: Sequence[Chart], runs: Sequence[StoredRun]) -> Figure:
-    with _paper_style():
+    with paper_style():
         figure = _figure(9.2, 3.8)
         series = series_of(runs)
         for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
@@ -79,7 +94,7 @@ def _side_by_side(charts: Sequence[Chart], runs: Sequence[StoredRun]) -> Figure:
 
 def plot_chart(chart: Chart, runs: Sequence[StoredRun]) -> Figure:
     """Draw one chart alone, for a column of a paper."""
-    with _paper_style():
+    with paper_style():
         series = series_of(runs)
         columns = _columns(series, 72)
         figure = _figure(4.8, 3.2 + 0.17 * -(-len(series) // columns))
@@ -99,15 +114,8 @@ def _draw(axes: Axes, chart: Chart, series: Sequence[Series], target: float | No
     curves = [curve(line, chart) for line in series]
     for line, points in zip(series, curves, strict=True):
         look = line.look
-        axes.plot(
-            points.x,
-            points.y,
-            color=look.colour,
-            linestyle=(0, look.pattern) if look.pattern else "-",
-            lw=look.width,
-            marker="o" if len(points.x) == 1 else None,
-            zorder=5 if look.width > 2 else 3,
-        )
+        marker = "o" if len(points.x) == 1 else None
+        axes.plot(points.x, points.y, **line_style(look), marker=marker, zorder=5 if look.width > 2 else 3)
         if len(line.runs) > 1:
             axes.fill_between(points.x, points.low, points.high, color=look.colour, alpha=0.15, lw=0, zorder=2)
     if chart.y.field == "test_accuracy":
@@ -146,12 +154,7 @@ def _legend(figure: Figure, series: Sequence[Series], where: Place, columns: int
     """Add one legend for all axes of the figure; labels are text, whatever signs they hold."""
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D(
-            [], [], color=s.look.colour, linestyle=(0, s.look.pattern) if s.look.pattern else "-", lw=s.look.width
-        )
-        for s in series
-    ]
+    handles = [Line2D([], [], **line_style(s.look)) for s in series]
     legend = figure.legend(handles, ["x"] * len(series), loc=where, ncols=columns, frameon=False, handlelength=3)
     for text, line in zip(legend.get_texts(), series, strict=True):
         text.set_parse_math(False)
@@ -164,7 +167,7 @@ def plot_labels(federation: Description) -> Figure:
 
     counts = np.array(federation.labels).T
     classes = len(counts)
-    with _paper_style():
+    with paper_style():
         figure = _figure(4.8, min(1.3 + 0.2 * classes, 5.0))
         axes = figure.subplots()
         colours = LinearSegmentedColormap.from_list("samples", ["white", SHADE])
@@ -179,7 +182,7 @@ def plot_labels(federation: Description) -> Figure:
 
 def plot_steps(federation: Description) -> Figure:
     """Draw how many local steps each client runs in round 1, and their weighted mean."""
-    with _paper_style():
+    with paper_style():
         figure = _figure(4.8, 2.4)
         axes = figure.subplots()
         axes.bar(range(len(federation.steps)), federation.steps, color=SHADE, width=0.8)
