@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.table import Table
 from fedagrac.errors import InputError, count, one_of
 
 if TYPE_CHECKING:
+    from fedagrac.report.heatmaps import HeatMap
     from fedagrac.sweep import By, Choice, Sweep
 
 __all__ = ["sweep"]
@@ -109,42 +111,42 @@ def _judged(by: str | None, sweep: Sweep) -> By:
     return by  # type: ignore[return-value]
 
 
-def _maps(choices: list[Choice], by: By) -> list[Any]:
+def _maps(choices: list[Choice], by: By) -> list[HeatMap]:
     """Return a heat map for each algorithm: its first setting down, its second across, the best of any others."""
     from fedagrac.report.heatmaps import HeatMap
 
     maps = []
     for name in dict.fromkeys(choice.point.algorithm for choice in choices):
         own = [choice for choice in choices if choice.point.algorithm == name]
-        keys = list(own[0].point.setting)
-        down, across = (keys[0] if keys else ""), (keys[1] if len(keys) > 1 else "")
-
-        def values(key: str, own: list[Choice] = own) -> list[Any]:
-            return list(dict.fromkeys(choice.point.setting.get(key, "") for choice in own))
-
-        cells: dict[tuple[Any, Any], Choice] = {}
+        down, across = [*own[0].point.setting, "", ""][:2]
+        cells: dict[tuple[str, str], Choice] = {}
         for choice in own:
-            at = choice.point.setting.get(down, ""), choice.point.setting.get(across, "")
+            setting = choice.point.setting
+            at = str(setting.get(down, "")), str(setting.get(across, ""))
             if at not in cells or choice.rank(by) > cells[at].rank(by):
                 cells[at] = choice
-        scale = 100 if by == "accuracy" else 1
-        rows = []
-        for y in values(down):
-            means = [cells[y, x].mean(by) if (y, x) in cells else None for x in values(across)]
-            rows.append(tuple(None if mean is None else scale * mean for mean in means))
+        rows, columns = tuple(dict.fromkeys(y for y, _ in cells)), tuple(dict.fromkeys(x for _, x in cells))
         maps.append(
             HeatMap(
                 title=name,
                 down=down,
-                rows=tuple(map(str, values(down))),
+                rows=rows,
                 across=across,
-                columns=tuple(map(str, values(across))),
-                values=tuple(rows),
+                columns=columns,
+                values=tuple(tuple(_number(cells[y, x], by) for x in columns) for y in rows),
                 what=NAMES[by] + (" (%)" if by == "accuracy" else ""),
                 larger_is_better=by == "accuracy",
             )
         )
     return maps
+
+
+def _number(choice: Choice, by: By) -> float | None:
+    """Return the mean as it is shown; None where not every seed reached its target, NaN where one diverged."""
+    mean = choice.mean(by)
+    if mean is None:
+        return math.nan if any(row["status"] == "diverged" for row in choice.rows) else None
+    return 100 * mean if by == "accuracy" else mean
 
 
 def _write(folder: Path, sweep: Sweep, choices: list[Choice], best: dict[str, Choice], by: By) -> None:

@@ -215,8 +215,8 @@ def at_the_edge(best: Choice, choices: Sequence[Choice]) -> list[str]:
     """
     found = []
     for key, value in best.point.setting.items():
-        tried = {c.point.setting[key] for c in choices if c.point.algorithm == best.point.algorithm}
+        tried = [c.point.setting[key] for c in choices if c.point.algorithm == best.point.algorithm]
         numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in tried)
-        if numbers and len(tried) > 2 and value in (min(tried), max(tried)):
+        if numbers and len(set(tried)) > 2 and value in (min(tried), max(tried)):
             found.append(key)
     return found

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedagrac.paper.recipe import Found
+from fedagrac.paper.recipe import Found, Verdict
 from fedagrac.paper.records import Cell, Record
 
-__all__ = ["Choice", "best", "choices", "grid_cells", "setting_text"]
+__all__ = ["Choice", "best", "choices", "compare_means", "grid_cells", "setting_text"]
 
 
 def setting_text(setting: Mapping[str, Any]) -> str:
@@ -113,3 +113,20 @@ def best(found: Found, name: str, field: str = "final") -> Choice | None:
     """Return the setting with the highest mean over the seeds, or None where nothing ran to an end."""
     there = [choice for choice in choices(found, name) if choice.mean(field) is not None]
     return max(there, key=lambda choice: choice.mean(field) or 0.0, default=None)
+
+
+def compare_means(claim: str, more: Choice | None, less: Choice | None) -> Verdict:
+    """Judge that one choice ends with a higher accuracy than another, beyond the spread of their seeds.
+
+    Examples:
+        >>> low, high = (Choice("lr=1", (Record("a", {}, {"final": f}, {}),)) for f in (0.84, 0.86))
+        >>> compare_means("more is more", high, low)
+        Verdict(claim='more is more', verdict='holds', numbers='86.00 against 84.00')
+    """
+    numbers = " against ".join("-" if choice is None else choice.percent() for choice in (more, less))
+    a, b = (None if choice is None else choice.mean() for choice in (more, less))
+    if more is None or less is None or a is None or b is None:
+        return Verdict(claim, "not decided", numbers)
+    if abs(a - b) <= max(more.spread(), less.spread()):
+        return Verdict(claim, "not decided", f"{numbers}: within the spread of the seeds")
+    return Verdict(claim, "holds" if a > b else "does not hold", numbers)

@@ -24,10 +24,12 @@ class Cell:
     Attributes:
         name: where it belongs, such as "alexnet-dp1-v10000-fixed/fedagrac".
         settings: everything that decides the outcome.
+        recipe: whose folder holds the record, where the run of another recipe is shown.
     """
 
     name: str
     settings: dict[str, Any]
+    recipe: str | None = None
 
     @property
     def key(self) -> str:
@@ -64,7 +66,7 @@ class Records:
     def path(self, recipe: str, cell: Cell) -> Path:
         """Return where the record of a cell is."""
         safe = "".join(c if c.isalnum() or c in "-." else "_" for c in cell.name)
-        return self.folder / recipe / f"{safe}-{cell.key}.json"
+        return self.folder / (cell.recipe or recipe) / f"{safe}-{cell.key}.json"
 
     def get(self, recipe: str, cell: Cell) -> Record | None:
         """Return the record of a cell, or None where there is none or the file is damaged."""

@@ -62,6 +62,19 @@ class Deadline(Callback):
             run.stop("the time budget is spent")
 
 
+class GiveUp(Callback):
+    """Ends a run that has not reached its target after so many rounds."""
+
+    def __init__(self, rounds: int, target: float) -> None:
+        self.rounds = rounds
+        self.target = target
+
+    def on_round(self, run: Run, record: dict[str, Any]) -> None:
+        """Look at the rounds so far."""
+        if len(run.history) == self.rounds and run.history.rounds_to(self.target) is None:
+            run.stop(f"{self.target} not reached in {self.rounds} rounds")
+
+
 def run_cells(
     recipe: str,
     cells: Iterable[Cell],
@@ -156,12 +169,16 @@ def run_simulations(
         seed=shared["seed"],
         precision="tf32" if shared.get("tf32") and torch.cuda.is_available() else "float32",
         stop=Stop(accuracy=target) if shared.get("stop_at_target") else None,
-        callbacks=[[own] for own in deadlines],
+        callbacks=[[own, *_give_up(shared)] for own in deadlines],
     )
     return [
         {**outcome_of(result.history, result.status, target), "finished": not own.passed}
         for result, own in zip(results, deadlines, strict=True)
     ]
+
+
+def _give_up(settings: dict[str, Any]) -> list[GiveUp]:
+    return [GiveUp(settings["give_up"], settings["target"])] if "give_up" in settings else []
 
 
 def _algorithm(settings: dict[str, Any]) -> Algorithm:
@@ -179,7 +196,7 @@ def outcome_of(history: History, status: str, target: float | None = None) -> di
         "status": status,
         "rounds": len(history),
         "best": max(accuracy, default=None),
-        "final": sum(last) / len(last) if last else None,
+        "final": sum(last) / len(last) if last and status != "diverged" else None,
         "rounds_to_target": None if target is None else history.rounds_to(target),
         "accuracy": [round(a, 4) for a in accuracy],
         "train_loss": [float(f"{v:.4g}") for v in history.column("train_loss")],

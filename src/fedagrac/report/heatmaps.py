@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
 __all__ = ["HeatMap", "plot_heat_maps"]
@@ -26,7 +28,7 @@ class HeatMap:
         title: above it.
         down, across: what varies from row to row and from column to column; empty for nothing.
         rows, columns: the values of these.
-        values: the numbers, row by row; None where there is none.
+        values: the numbers, row by row; None where there is none, NaN where a run diverged.
         what: what the numbers are.
         larger_is_better: or else the smallest is the best.
     """
@@ -41,13 +43,10 @@ class HeatMap:
     larger_is_better: bool = True
 
 
-def plot_heat_maps(maps: Sequence[HeatMap], across: int = 3) -> Figure:
-    """Draw the panels, so many side by side, on one scale of colours: darker is better."""
+def plot_heat_maps(maps: Sequence[HeatMap], across: int = 3, one_scale: bool = True) -> Figure:
+    """Draw the panels, so many side by side, on one scale of colours or each on its own: darker is better."""
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
 
-    known = [value for m in maps for row in m.values for value in row if value is not None]
-    scale = Normalize(min(known, default=0.0), max(known, default=1.0))
     columns = min(across, len(maps))
     rows = -(-len(maps) // columns)
     width = sum(_size(m)[0] for m in _widest(maps, columns))
@@ -59,10 +58,23 @@ def plot_heat_maps(maps: Sequence[HeatMap], across: int = 3) -> Figure:
             place.set_visible(False)
         colours = "Blues" if maps[0].larger_is_better else "Blues_r"
         for place, m in zip(axes.flat, maps, strict=False):
-            _draw(place, m, scale, colours)
-        bar = figure.colorbar(ScalarMappable(scale, colours), ax=axes, shrink=0.8, pad=0.02)
-        bar.set_label(maps[0].what)
+            _draw(place, m, _scale(maps if one_scale else [m]), colours)
+        if one_scale:
+            bar = figure.colorbar(ScalarMappable(_scale(maps), colours), ax=axes, shrink=0.8, pad=0.02)
+            bar.set_label(maps[0].what)
+        else:
+            figure.suptitle(maps[0].what, fontsize=9)
     return figure
+
+
+def _scale(maps: Sequence[HeatMap]) -> Normalize:
+    """Return the range of the numbers in these panels."""
+    from matplotlib.colors import Normalize
+
+    known = [
+        value for m in maps for row in m.values for value in row if value is not None and not math.isnan(value)
+    ]
+    return Normalize(min(known, default=0.0), max(known, default=1.0))
 
 
 def _widest(maps: Sequence[HeatMap], columns: int) -> list[HeatMap]:
@@ -75,16 +87,18 @@ def _size(m: HeatMap) -> tuple[float, float]:
     return 0.9 + 0.5 * len(m.columns), 0.75 + 0.3 * len(m.rows)
 
 
-def _draw(axes: Axes, m: HeatMap, scale: object, colours: str) -> None:
+def _draw(axes: Axes, m: HeatMap, scale: Normalize, colours: str) -> None:
     from matplotlib.patches import Rectangle
 
     numbers = np.array([[np.nan if v is None else v for v in row] for row in m.values], dtype=float)
-    axes.imshow(numbers, cmap=colours, norm=scale, aspect="auto")  # type: ignore[arg-type]
+    axes.imshow(numbers, cmap=colours, norm=scale, aspect="auto")
     known = numbers[np.isfinite(numbers)]
     best = None if not len(known) else (known.max() if m.larger_is_better else known.min())
     for (y, x), value in np.ndenumerate(numbers):
-        text = "-" if np.isnan(value) else f"{value:.3g}" if abs(value) < 1 else f"{value:.1f}"
-        shade = 0.0 if np.isnan(value) else float(scale(value))  # type: ignore[operator]
+        text = f"{value:.3g}" if abs(value) < 1 else f"{value:.1f}"
+        if np.isnan(value):
+            text = "-" if m.values[y][x] is None else "div."
+        shade = 0.0 if np.isnan(value) else float(scale(value))
         dark = shade > 0.55 if m.larger_is_better else (shade < 0.45 and not np.isnan(value))
         axes.text(x, y, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
         if value == best:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from fedagrac.data.describe import Description
     from fedagrac.report.charts import Chart, Series
     from fedagrac.report.runs import StoredRun
+    from fedagrac.report.style import Look
 
 __all__ = [
+    "line_style",
     "new_figure",
     "paper_style",
     "plot_chart",
@@ -42,6 +44,11 @@ def paper_style() -> AbstractContextManager[None]:
     from matplotlib import rc_context
 
     return rc_context({"font.size": 9, "axes.labelsize": 9, "legend.fontsize": 8, "pdf.fonttype": 42})
+
+
+def line_style(look: Look) -> dict[str, Any]:
+    """Return a look as options of matplotlib's lines."""
+    return {"color": look.colour, "linestyle": (0, look.pattern) if look.pattern else "-", "lw": look.width}
 
 
 def save(figure: Figure, stem: Path) -> Path:
@@ -109,15 +116,8 @@ def _draw(axes: Axes, chart: Chart, series: Sequence[Series], target: float | No
     curves = [curve(line, chart) for line in series]
     for line, points in zip(series, curves, strict=True):
         look = line.look
-        axes.plot(
-            points.x,
-            points.y,
-            color=look.colour,
-            linestyle=(0, look.pattern) if look.pattern else "-",
-            lw=look.width,
-            marker="o" if len(points.x) == 1 else None,
-            zorder=5 if look.width > 2 else 3,
-        )
+        marker = "o" if len(points.x) == 1 else None
+        axes.plot(points.x, points.y, **line_style(look), marker=marker, zorder=5 if look.width > 2 else 3)
         if len(line.runs) > 1:
             axes.fill_between(points.x, points.low, points.high, color=look.colour, alpha=0.15, lw=0, zorder=2)
     if chart.y.field == "test_accuracy":
@@ -156,12 +156,7 @@ def _legend(figure: Figure, series: Sequence[Series], where: Place, columns: int
     """Add one legend for all axes of the figure; labels are text, whatever signs they hold."""
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D(
-            [], [], color=s.look.colour, linestyle=(0, s.look.pattern) if s.look.pattern else "-", lw=s.look.width
-        )
-        for s in series
-    ]
+    handles = [Line2D([], [], **line_style(s.look)) for s in series]
     legend = figure.legend(handles, ["x"] * len(series), loc=where, ncols=columns, frameon=False, handlelength=3)
     for text, line in zip(legend.get_texts(), series, strict=True):
         text.set_parse_math(False)
