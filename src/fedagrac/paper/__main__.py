@@ -30,7 +30,8 @@ def main() -> None:
             print(f"{cell.name} ...", flush=True)
             return
         best, seconds = record.outcome["best"], record.outcome["seconds"]
-        print(f"{cell.name}: {rounds_text(record)} rounds, best {best:.4f}, {seconds} s", flush=True)
+        reached = "-" if best is None else f"{best:.4f}"  # a regression, or a run that diverged at once
+        print(f"{cell.name}: {rounds_text(record)} rounds, best {reached}, {seconds} s", flush=True)
 
     if recipe.run is not None:
         cells = [cell for cell in recipe.cells(o.scale) if o.only in cell.name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,13 +22,25 @@ if TYPE_CHECKING:
     from fedagrac.data.describe import Description
     from fedagrac.report.charts import Chart, Series
     from fedagrac.report.runs import StoredRun
+    from fedagrac.report.style import Look
 
-__all__ = ["plot_chart", "plot_costs", "plot_curves", "plot_labels", "plot_steps", "save"]
+__all__ = [
+    "add_legend",
+    "blank_figure",
+    "paper_style",
+    "plot_chart",
+    "plot_costs",
+    "plot_curves",
+    "plot_labels",
+    "plot_steps",
+    "save",
+    "stroke",
+]
 
 Place = Literal["outside right center", "outside lower center"]
 
 
-def _paper_style() -> AbstractContextManager[None]:
+def paper_style() -> AbstractContextManager[None]:
     """Text as in a two-column paper; in PDF as TrueType, so that it can be searched and edited."""
     from matplotlib import rc_context
 
@@ -40,16 +52,27 @@ def save(figure: Figure, stem: Path) -> Path:
     png = stem.with_name(f"{stem.name}.png")
     for path, options in ((png, {"dpi": 200}), (png.with_suffix(".pdf"), {"metadata": {"CreationDate": None}})):
         content = io.BytesIO()
-        with _paper_style():
+        with paper_style():
             figure.savefig(content, format=path.suffix[1:], **options)
         write_atomically(path, content.getvalue())
     return png
 
 
-def _figure(width: float, height: float) -> Figure:
+def blank_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches that lays out what is put into it."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def stroke(look: Look) -> dict[str, Any]:
+    """Return a look as matplotlib's options of a line."""
+    return {
+        "color": look.colour,
+        "linestyle": (0, look.pattern) if look.pattern else "-",
+        "lw": look.width,
+        "zorder": 5 if look.width > 2 else 3,
+    }
 
 
 def plot_curves(runs: Sequence[StoredRun]) -> Figure:
@@ -64,8 +87,8 @@ def plot_costs(runs: Sequence[StoredRun]) -> Figure:
 
 
 def _side_by_side(charts: Sequence[Chart], runs: Sequence[StoredRun]) -> Figure:
-    with _paper_style():
-        figure = _figure(9.2, 3.8)
+    with paper_style():
+        figure = blank_figure(9.2, 3.8)
         series = series_of(runs)
         for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
             _draw(axes, chart, series, target_of(runs))
@@ -79,10 +102,10 @@ def _side_by_side(charts: Sequence[Chart], runs: Sequence[StoredRun]) -> Figure:
 
 def plot_chart(chart: Chart, runs: Sequence[StoredRun]) -> Figure:
     """Draw one chart alone, for a column of a paper."""
-    with _paper_style():
+    with paper_style():
         series = series_of(runs)
         columns = _columns(series, 72)
-        figure = _figure(4.8, 3.2 + 0.17 * -(-len(series) // columns))
+        figure = blank_figure(4.8, 3.2 + 0.17 * -(-len(series) // columns))
         _draw(figure.subplots(), chart, series, target_of(runs))
         _legend(figure, series, "outside lower center", columns)
     return figure
@@ -98,18 +121,11 @@ def _draw(axes: Axes, chart: Chart, series: Sequence[Series], target: float | No
 
     curves = [curve(line, chart) for line in series]
     for line, points in zip(series, curves, strict=True):
-        look = line.look
-        axes.plot(
-            points.x,
-            points.y,
-            color=look.colour,
-            linestyle=(0, look.pattern) if look.pattern else "-",
-            lw=look.width,
-            marker="o" if len(points.x) == 1 else None,
-            zorder=5 if look.width > 2 else 3,
-        )
+        axes.plot(points.x, points.y, marker="o" if len(points.x) == 1 else None, **stroke(line.look))
         if len(line.runs) > 1:
-            axes.fill_between(points.x, points.low, points.high, color=look.colour, alpha=0.15, lw=0, zorder=2)
+            axes.fill_between(
+                points.x, points.low, points.high, color=line.look.colour, alpha=0.15, lw=0, zorder=2
+            )
     if chart.y.field == "test_accuracy":
         axes.set_ylim(*frame(curves))
         if target is not None:
@@ -143,19 +159,18 @@ def _mark_target(axes: Axes, target: float) -> None:
 
 
 def _legend(figure: Figure, series: Sequence[Series], where: Place, columns: int) -> None:
+    add_legend(figure, [(line.note, line.look) for line in series], where, columns)
+
+
+def add_legend(figure: Figure, lines: Sequence[tuple[str, Look]], where: Place, columns: int) -> None:
     """Add one legend for all axes of the figure; labels are text, whatever signs they hold."""
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D(
-            [], [], color=s.look.colour, linestyle=(0, s.look.pattern) if s.look.pattern else "-", lw=s.look.width
-        )
-        for s in series
-    ]
-    legend = figure.legend(handles, ["x"] * len(series), loc=where, ncols=columns, frameon=False, handlelength=3)
-    for text, line in zip(legend.get_texts(), series, strict=True):
+    handles = [Line2D([], [], **stroke(look)) for _, look in lines]
+    legend = figure.legend(handles, ["x"] * len(lines), loc=where, ncols=columns, frameon=False, handlelength=3)
+    for text, (label, _) in zip(legend.get_texts(), lines, strict=True):
         text.set_parse_math(False)
-        text.set_text(line.note)
+        text.set_text(label)
 
 
 def plot_labels(federation: Description) -> Figure:
@@ -164,8 +179,8 @@ def plot_labels(federation: Description) -> Figure:
 
     counts = np.array(federation.labels).T
     classes = len(counts)
-    with _paper_style():
-        figure = _figure(4.8, min(1.3 + 0.2 * classes, 5.0))
+    with paper_style():
+        figure = blank_figure(4.8, min(1.3 + 0.2 * classes, 5.0))
         axes = figure.subplots()
         colours = LinearSegmentedColormap.from_list("samples", ["white", SHADE])
         image = axes.imshow(counts, cmap=colours, vmin=0, aspect="auto", interpolation="nearest", origin="lower")
@@ -179,8 +194,8 @@ def plot_labels(federation: Description) -> Figure:
 
 def plot_steps(federation: Description) -> Figure:
     """Draw how many local steps each client runs in round 1, and their weighted mean."""
-    with _paper_style():
-        figure = _figure(4.8, 2.4)
+    with paper_style():
+        figure = blank_figure(4.8, 2.4)
         axes = figure.subplots()
         axes.bar(range(len(federation.steps)), federation.steps, color=SHADE, width=0.8)
         axes.axhline(federation.steps_mean, color="0.35", lw=1, linestyle="--")
