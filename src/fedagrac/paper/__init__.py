@@ -1,6 +1,13 @@
 """The paper's tables and figures: settings as data, the paper's figures beside ours."""
 
-from fedagrac.paper import table1, table_models, table_variance
+from fedagrac.paper import (
+    figure_estimators,
+    figure_lambda,
+    figure_pretest,
+    table1,
+    table_models,
+    table_variance,
+)
 from fedagrac.paper.recipe import Recipe, Scale, Table, Verdict
 from fedagrac.paper.records import Cell, Record, Records
 from fedagrac.paper.runner import run_cells
@@ -19,7 +26,8 @@ __all__ = [
 ]
 
 RECIPES: dict[str, Recipe] = {
-    module.RECIPE.name: module.RECIPE for module in (table1, table_models, table_variance)
+    module.RECIPE.name: module.RECIPE
+    for module in (table1, figure_pretest, figure_lambda, figure_estimators, table_models, table_variance)
 }
 """Every recipe by name."""
 
