@@ -119,7 +119,7 @@ def test_the_page_in_the_docs_is_that_of_the_records():
 
 @pytest.mark.skipif(locate("fashion-mnist") is None, reason="Fashion-MNIST is not here: fedagrac data fetch")
 def test_table1_cut_down_on_real_data(tmp_path, capsys):
-    """Equal data: logistic regression reaches 80 % (round 21; the paper: 2). The second call runs nothing."""
+    """Equal data: logistic regression reaches 76 % (round 7). The second call runs nothing."""
     for _ in range(2):
         with pytest.raises(SystemExit) as done:
             main(["reproduce", "table1", "--only", "lr/neither", "--out", str(tmp_path / "kept"), "--json"])
@@ -127,7 +127,7 @@ def test_table1_cut_down_on_real_data(tmp_path, capsys):
         (printed,) = json.loads(capsys.readouterr().out)
         ours = printed["table"][0]["neither ours / paper"]
         assert ours.endswith("/ 2")
-        assert int(ours.split()[0]) in range(15, 30)
+        assert int(ours.split()[0]) in range(5, 11)
     assert len(list((tmp_path / "kept").rglob("*.json"))) == 1
     assert {claim["verdict"] for claim in printed["claims"]} == {"not decided"}
 

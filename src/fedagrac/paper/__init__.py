@@ -1,6 +1,16 @@
 """The paper's tables and figures: settings as data, the paper's figures beside ours."""
 
-from fedagrac.paper import figure_lr_lambda, figure_time, table1, table2, table_models, table_variance
+from fedagrac.paper import (
+    figure_estimators,
+    figure_lambda,
+    figure_lr_lambda,
+    figure_pretest,
+    figure_time,
+    table1,
+    table2,
+    table_models,
+    table_variance,
+)
 from fedagrac.paper.recipe import Recipe, Scale, Table, Verdict
 from fedagrac.paper.records import Cell, Record, Records
 from fedagrac.paper.runner import run_cells
@@ -20,7 +30,17 @@ __all__ = [
 
 RECIPES: dict[str, Recipe] = {
     module.RECIPE.name: module.RECIPE
-    for module in (table1, table2, table_models, figure_lr_lambda, table_variance, figure_time)
+    for module in (
+        table1,
+        table2,
+        figure_pretest,
+        figure_lambda,
+        figure_estimators,
+        table_models,
+        figure_lr_lambda,
+        table_variance,
+        figure_time,
+    )
 }
 """Every recipe by name."""
 

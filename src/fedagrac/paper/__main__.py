@@ -29,8 +29,9 @@ def main() -> None:
         if record is None:
             print(f"{cell.name} ...", flush=True)
             return
-        outcome = {key: record.outcome.get(key) for key in ("rounds", "best", "final", "seconds")}
-        print(f"{cell.name}: {rounds_text(record)} rounds, {outcome}", flush=True)
+        best, seconds = record.outcome["best"], record.outcome["seconds"]
+        reached = "-" if best is None else f"{best:.4f}"  # a regression, or a run that diverged at once
+        print(f"{cell.name}: {rounds_text(record)} rounds, best {reached}, {seconds} s", flush=True)
 
     if recipe.run is not None:
         cells = [cell for cell in recipe.cells(o.scale) if o.only in cell.name]

@@ -224,7 +224,7 @@ def _picture(found: Found, scale: Scale) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from fedagrac.report.pictures import line_style, paper_style
+    from fedagrac.report.pictures import paper_style, stroke
     from fedagrac.report.style import look_of
 
     chosen = {panel: {name: _choice(found, panel, name) for name in ALGORITHMS} for panel in PANELS}
@@ -242,24 +242,23 @@ def _picture(found: Found, scale: Scale) -> Figure:
         figure.axes[0].set_ylabel("test accuracy (%)")
         drawn = [name for name in ALGORITHMS if any(chosen[panel][name] for panel in panels)]
         handles = [
-            Line2D([], [], label=name, marker=MARKERS[name], ms=4, **line_style(look_of(name))) for name in drawn
+            Line2D([], [], label=name, marker=MARKERS[name], ms=4, **stroke(look_of(name))) for name in drawn
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(drawn), frameon=False, handlelength=3)
     return figure
 
 
 def _draw(axes: Axes, name: str, seconds: Sequence[float], accuracy: Sequence[float]) -> None:
-    from fedagrac.report.pictures import line_style
+    from fedagrac.report.pictures import stroke
     from fedagrac.report.style import look_of
 
     axes.plot(
         seconds,
         [100 * a for a in accuracy],
-        **line_style(look_of(name)),
+        **stroke(look_of(name)),
         marker=MARKERS[name],
         markevery=(9, 10),
         ms=3.5,
-        zorder=5 if name == "fedagrac" else 3,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from fedagrac.paper.recipe import Found, Verdict
 from fedagrac.paper.records import Cell, Record
 
-__all__ = ["Choice", "best", "choices", "compare_means", "grid_cells", "setting_text"]
+__all__ = ["Choice", "best", "choices", "compare_means", "grid_cells", "seeded", "setting_text"]
 
 
 def setting_text(setting: Mapping[str, Any]) -> str:
@@ -31,8 +31,6 @@ def grid_cells(
 ) -> list[Cell]:
     """Return the runs of one algorithm over a grid of its options and over seeds.
 
-    A seed names the partition, the first model and every draw of a run.
-
     Examples:
         >>> plain = {"data": {"name": "a9a"}, "algorithm": {"name": "fedprox"}}
         >>> cells = grid_cells("lr/fedprox", plain, {"lr": [0.1, 0.2], "mu": [1]}, [0, 1])
@@ -44,15 +42,22 @@ def grid_cells(
     found = []
     for values in itertools.product(*grid.values()):
         setting = dict(zip(grid, values, strict=True))
-        for seed in seeds:
-            of_seed = {
-                **settings,
-                "algorithm": {**settings["algorithm"], **setting},
-                "data": {**settings["data"], "seed": seed},
-                "seed": seed,
-            }
-            found.append(Cell(f"{name}/{setting_text(setting)}/seed{seed}", of_seed))
+        chosen = {**settings, "algorithm": {**settings["algorithm"], **setting}}
+        found += seeded(f"{name}/{setting_text(setting)}", chosen, seeds)
     return found
+
+
+def seeded(name: str, settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Cell]:
+    """Return one run per seed, which names the partition, the first model and every draw of a run.
+
+    Examples:
+        >>> [cell.name for cell in seeded("lr/fedavg/lr=0.1", {"data": {}}, [0, 1])]
+        ['lr/fedavg/lr=0.1/seed0', 'lr/fedavg/lr=0.1/seed1']
+    """
+    return [
+        Cell(f"{name}/seed{seed}", {**settings, "data": {**settings["data"], "seed": seed}, "seed": seed})
+        for seed in seeds
+    ]
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,13 @@ class Choice:
 
     def values(self, field: str) -> list[float]:
         """Return what each seed gave; a run that diverged gave nothing."""
-        return [float(r.outcome[field]) for r in self.records if r.outcome.get(field) is not None]
+        kept = [r.outcome for r in self.records if r.outcome.get("status") != "diverged"]
+        return [float(outcome[field]) for outcome in kept if outcome.get(field) is not None]
+
+    @property
+    def finished(self) -> bool:
+        """Whether no run was cut off."""
+        return all(record.finished for record in self.records)
 
     def mean(self, field: str = "final") -> float | None:
         """Return the mean over the seeds; None where a run gave nothing."""
@@ -115,18 +126,28 @@ def best(found: Found, name: str, field: str = "final") -> Choice | None:
     return max(there, key=lambda choice: choice.mean(field) or 0.0, default=None)
 
 
-def compare_means(claim: str, more: Choice | None, less: Choice | None) -> Verdict:
-    """Judge that one choice ends with a higher accuracy than another, beyond the spread of their seeds.
+def compare_means(claim: str, higher: Choice | None, lower: Choice | None) -> Verdict:
+    """Judge that one setting ends at a higher accuracy than another; diverging is below any accuracy.
+
+    With several seeds a difference below their spread (the larger standard deviation of the two) decides nothing.
 
     Examples:
-        >>> low, high = (Choice("lr=1", (Record("a", {}, {"final": f}, {}),)) for f in (0.84, 0.86))
-        >>> compare_means("more is more", high, low)
-        Verdict(claim='more is more', verdict='holds', numbers='86.00 against 84.00')
+        >>> runs = [Record("", {}, {"final": f}, {}) for f in (0.8, 0.82, 0.7, 0.7)]
+        >>> a, b = Choice("", tuple(runs[:2])), Choice("", tuple(runs[2:]))
+        >>> compare_means("a is above b", a, b)
+        Verdict(claim='a is above b', verdict='holds', numbers='81.00 +- 1.41 against 70.00 +- 0.00')
+        >>> compare_means("b is above a", b, a).verdict, compare_means("a is above c", a, None).verdict
+        ('does not hold', 'not decided')
     """
-    numbers = " against ".join("-" if choice is None else choice.percent() for choice in (more, less))
-    a, b = (None if choice is None else choice.mean() for choice in (more, less))
-    if more is None or less is None or a is None or b is None:
+    numbers = " against ".join("-" if choice is None else choice.percent() for choice in (higher, lower))
+    if higher is None or lower is None:
         return Verdict(claim, "not decided", numbers)
-    if abs(a - b) <= max(more.spread(), less.spread()):
+    if not (higher.finished and lower.finished):
+        return Verdict(claim, "not decided", f"{numbers} (cut off)")
+    a, b = (-1.0 if mean is None else mean for mean in (higher.mean(), lower.mean()))
+    if a == b == -1:
+        return Verdict(claim, "not decided", numbers)
+    spread = max(higher.spread(), lower.spread())
+    if spread and abs(a - b) <= spread:
         return Verdict(claim, "not decided", f"{numbers}: within the spread of the seeds")
     return Verdict(claim, "holds" if a > b else "does not hold", numbers)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedagrac.results import History
     from fedagrac.simulation import Run
 
-__all__ = ["Deadline", "run_cells", "run_simulations"]
+__all__ = ["Deadline", "one_by_one", "outcome_of", "run_cells", "run_simulations"]
 
 RunGroup = Callable[[Sequence[dict[str, Any]], "Deadline"], list[dict[str, Any]]]
 """How settings that belong together are run: an outcome for each, which says whether it is "finished"."""
@@ -175,6 +175,17 @@ def run_simulations(
         {**outcome_of(result.history, result.status, target), "finished": not own.passed}
         for result, own in zip(results, deadlines, strict=True)
     ]
+
+
+def one_by_one(run: Callable[..., dict[str, Any]]) -> Callable[..., list[dict[str, Any]]]:
+    """Return how a recipe's own way of running one cell runs a group of them."""
+
+    def run_each(
+        group: Sequence[dict[str, Any]], deadline: Deadline, data_dir: Path | None = None
+    ) -> list[dict[str, Any]]:
+        return [run(settings, deadline, data_dir) for settings in group]
+
+    return run_each
 
 
 def _give_up(settings: dict[str, Any]) -> list[GiveUp]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedagrac.heterogeneity import DEVICES
 from fedagrac.paper.recipe import Found, Recipe, Scale, Table, Verdict
 from fedagrac.paper.records import Cell, Record
-from fedagrac.paper.runner import Deadline, run_simulations
+from fedagrac.paper.runner import Deadline, one_by_one, run_simulations
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,13 +83,6 @@ def search(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None =
         if reached is not None or not outcome["finished"]:
             break
     return {**outcome, "utilization": None if reached is None else share, "tried": tried}
-
-
-def _run(
-    group: Sequence[dict[str, Any]], deadline: Deadline, data_dir: Path | None = None
-) -> list[dict[str, Any]]:
-    """Search for each method on its own: they may need different shares."""
-    return [search(settings, deadline, data_dir) for settings in group]
 
 
 def _text(record: Record | None) -> tuple[str, str]:
@@ -182,5 +174,5 @@ RECIPE = Recipe(
     cells=_cells,
     table=_table,
     claims=_claims,
-    run=_run,
+    run=one_by_one(search),
 )

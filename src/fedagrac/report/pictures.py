@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedagrac.report.style import Look
 
 __all__ = [
-    "line_style",
+    "add_legend",
     "new_figure",
     "paper_style",
     "plot_chart",
@@ -34,6 +34,7 @@ __all__ = [
     "plot_labels",
     "plot_steps",
     "save",
+    "stroke",
 ]
 
 Place = Literal["outside right center", "outside lower center"]
@@ -44,11 +45,6 @@ def paper_style() -> AbstractContextManager[None]:
     from matplotlib import rc_context
 
     return rc_context({"font.size": 9, "axes.labelsize": 9, "legend.fontsize": 8, "pdf.fonttype": 42})
-
-
-def line_style(look: Look) -> dict[str, Any]:
-    """Return a look as options of matplotlib's lines."""
-    return {"color": look.colour, "linestyle": (0, look.pattern) if look.pattern else "-", "lw": look.width}
 
 
 def save(figure: Figure, stem: Path) -> Path:
@@ -63,10 +59,20 @@ def save(figure: Figure, stem: Path) -> Path:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches whose parts make room for one another."""
+    """Return an empty figure of a size in inches that lays out what is put into it."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def stroke(look: Look) -> dict[str, Any]:
+    """Return a look as matplotlib's options of a line."""
+    return {
+        "color": look.colour,
+        "linestyle": (0, look.pattern) if look.pattern else "-",
+        "lw": look.width,
+        "zorder": 5 if look.width > 2 else 3,
+    }
 
 
 def plot_curves(runs: Sequence[StoredRun]) -> Figure:
@@ -115,11 +121,11 @@ def _draw(axes: Axes, chart: Chart, series: Sequence[Series], target: float | No
 
     curves = [curve(line, chart) for line in series]
     for line, points in zip(series, curves, strict=True):
-        look = line.look
-        marker = "o" if len(points.x) == 1 else None
-        axes.plot(points.x, points.y, **line_style(look), marker=marker, zorder=5 if look.width > 2 else 3)
+        axes.plot(points.x, points.y, marker="o" if len(points.x) == 1 else None, **stroke(line.look))
         if len(line.runs) > 1:
-            axes.fill_between(points.x, points.low, points.high, color=look.colour, alpha=0.15, lw=0, zorder=2)
+            axes.fill_between(
+                points.x, points.low, points.high, color=line.look.colour, alpha=0.15, lw=0, zorder=2
+            )
     if chart.y.field == "test_accuracy":
         axes.set_ylim(*frame(curves))
         if target is not None:
@@ -153,14 +159,18 @@ def _mark_target(axes: Axes, target: float) -> None:
 
 
 def _legend(figure: Figure, series: Sequence[Series], where: Place, columns: int) -> None:
+    add_legend(figure, [(line.note, line.look) for line in series], where, columns)
+
+
+def add_legend(figure: Figure, lines: Sequence[tuple[str, Look]], where: Place, columns: int) -> None:
     """Add one legend for all axes of the figure; labels are text, whatever signs they hold."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], **line_style(s.look)) for s in series]
-    legend = figure.legend(handles, ["x"] * len(series), loc=where, ncols=columns, frameon=False, handlelength=3)
-    for text, line in zip(legend.get_texts(), series, strict=True):
+    handles = [Line2D([], [], **stroke(look)) for _, look in lines]
+    legend = figure.legend(handles, ["x"] * len(lines), loc=where, ncols=columns, frameon=False, handlelength=3)
+    for text, (label, _) in zip(legend.get_texts(), lines, strict=True):
         text.set_parse_math(False)
-        text.set_text(line.note)
+        text.set_text(label)
 
 
 def plot_labels(federation: Description) -> Figure:
