@@ -3,13 +3,12 @@
     PYTHONPATH=src python benchmarks/gpu_check.py
 
 Every algorithm on digits with partial participation, and AlexNet on augmented random pictures (dropout off),
-compared by how far the model moved; then the serial engine's time per step for AlexNet. Exits with 1 if float64
-differs by more than 1e-10 of the way.
+compared by how far the model moved; runs side by side as well as alone. Exits with 1 if float64 differs by more than
+1e-10 of the way.
 """
 
 import gc
 import sys
-import time
 import warnings
 
 import numpy as np
@@ -100,32 +99,27 @@ def main():
     apart = distance(gpu - start, cpu - start)
     worst = max(worst, apart)
     print(f"alexnet           float64 {apart:.1e}", flush=True)
-    for algorithm in (
+    algorithms = [
         fg.FedaGrac(lr=0.3),
         fg.FedaGrac(lr=0.3, transmit="first", first_steps=3),
         fg.FedProx(lr=0.3),
-    ):
+    ]
+    options = {
+        "rounds": 2, "steps": fg.Explicit([[1, 30, 4, 4, 9, 2]]), "batch_size": 25, "device": "cuda",
+        "dtype": torch.float64,
+    }  # fmt: skip
+    model = network("alexnet", dropout=False)
+    together = fg.simulate_many(model, fed, algorithms, engine="lanes", **options)
+    for algorithm, beside in zip(algorithms, together, strict=True):
         serial, lanes = (
-            fg.simulate(
-                network("alexnet", dropout=False), fed, algorithm, rounds=2,
-                steps=fg.Explicit([[1, 30, 4, 4, 9, 2]]), batch_size=25, device="cuda", dtype=torch.float64,
-                engine=engine,
-            ).vector
-            for engine in ("serial", "lanes")
-        )  # fmt: skip
-        apart = distance(lanes - start, serial - start)
-        worst = max(worst, apart)
-        print(f"alexnet, recorded lanes against serial, {algorithm.name}: float64 {apart:.1e}", flush=True)
-    for precision in ("float32", "tf32"):
-        begun = time.perf_counter()
-        result = fg.simulate(
-            network("alexnet", dropout=True), fed, fg.FedaGrac(lr=0.01), rounds=2,
-            steps=fg.Constant(100), batch_size=25, device="cuda", precision=precision, eval_every=2,
-        )  # fmt: skip
-        first, second = result.history.column("wall_time")
+            fg.simulate(model, fed, algorithm, engine=engine, **options).vector for engine in ("serial", "lanes")
+        )
+        apart = [distance(found - start, serial - start) for found in (lanes, beside.vector)]
+        worst = max(worst, *apart)
         print(
-            f"alexnet serial {precision}: {(second - first) / 600 * 1e6:.0f} us per client-step "
-            f"({time.perf_counter() - begun:.1f} s in all), loss {result.history[-1]['train_loss']:.3f}"
+            f"alexnet, recorded lanes against serial, {algorithm.name}: float64 {apart[0]:.1e}, beside two others "
+            f"{apart[1]:.1e}",
+            flush=True,
         )
     result = fg.simulate(
         fg.models.build("vgg19"),
