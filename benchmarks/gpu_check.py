@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/gpu_check.py
 
 Every algorithm on digits with partial participation, and AlexNet on augmented random pictures (dropout off),
-compared by how far the model moved; runs side by side as well as alone. Exits with 1 if float64 differs by more than
-1e-10 of the way.
+compared by how far the model moved; runs side by side as well as alone. Exits with 1 if float64 differs by more
+than 1e-10 of the way.
 """
 
 import gc
