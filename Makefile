@@ -1,11 +1,12 @@
 # make demo   set everything up and run the main job: nine algorithms on real data, a table, curves
 # make test   set everything up and run every check
+# make reproduce-quick   every table and figure of the paper on real data, cut down to minutes
 # make bench  time every engine on this machine (make bench-peers: pfl-research and Flower, in their own environments)
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: demo install test lint docs bench bench-peers clean
+.PHONY: demo install test lint docs reproduce-quick bench bench-peers clean
 
 demo: install
 	$(BIN)/fedagrac run
@@ -22,6 +23,9 @@ lint: .venv/.dev
 
 docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+reproduce-quick: install
+	$(BIN)/fedagrac reproduce all --scale quick --out runs/reproduce-quick
 
 bench: install
 	$(BIN)/fedagrac bench --parts engines,clients,spread,size --out runs/bench

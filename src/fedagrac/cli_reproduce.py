@@ -101,24 +101,29 @@ def _run(
         TextColumn("rounds"), TimeRemainingColumn(compact=True), TextColumn("left"),
     )  # fmt: skip
     assert recipe.run is not None
-    done: list[Cell] = []
+    done, begun = 0, False
     with Progress(*columns, console=notes, transient=True) as bar:
         task = bar.add_task(recipe.name, total=rounds(cells))
 
-        def show(cell: Cell, record: Record | None) -> None:
-            if record is not None:
-                done.append(cell)
-                bar.update(task, completed=rounds(done))
-                notes.print(f"[dim]{escape(cell.name)}: recorded, {_cost(record)}[/]", highlight=False)
+        def say(line: str) -> None:
+            notes.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
+
+        def show(some: list[Cell], found: list[Record]) -> None:
+            nonlocal done, begun
+            if not found:
+                begun = begun or bool(some)
+                return
+            done += rounds(some)
+            bar.update(task, completed=done)
+            seconds = found[0].outcome["seconds"]
+            if not begun:
+                say(f"{recipe.name}: {len(some)} of {len(cells)} runs were recorded before")
+            elif seconds >= 1:
+                others = f" and {len(some) - 1} others" if len(some) > 1 else ""
+                say(f"{some[0].name}{others}: recorded, {seconds} s")
 
         run = functools.partial(recipe.run, data_dir=data_dir)
         return run_cells(recipe.name, cells, records, run, time_budget, show, lambda: bar.advance(task))
-
-
-def _cost(record: Record) -> str:
-    """Return how long a run took, in words."""
-    others = record.outcome.get("together", 1) - 1
-    return f"{record.outcome['seconds']} s" + (f" beside {others} others" if others else "")
 
 
 def _print(recipe: Recipe, table: Table, verdicts: list[Verdict], console: Console) -> None:

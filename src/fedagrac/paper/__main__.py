@@ -25,13 +25,13 @@ def main() -> None:
     o = parser.parse_args()
     recipe, records = RECIPES[o.recipe], Records(o.out)
 
-    def show(cell: Cell, record: Record | None) -> None:
-        if record is None:
-            print(f"{cell.name} ...", flush=True)
-            return
-        best, seconds = record.outcome["best"], record.outcome["seconds"]
-        reached = "-" if best is None else f"{best:.4f}"  # a regression, or a run that diverged at once
-        print(f"{cell.name}: {rounds_text(record)} rounds, best {reached}, {seconds} s", flush=True)
+    def show(cells: list[Cell], found: list[Record]) -> None:
+        if cells and not found:
+            print(f"{cells[0].name} and {len(cells) - 1} others ...", flush=True)
+        for cell, record in zip(cells, found, strict=False):
+            best, seconds = record.outcome["best"], record.outcome["seconds"]
+            reached = "-" if best is None else f"{best:.4f}"  # a regression, or a run that diverged at once
+            print(f"{cell.name}: {rounds_text(record)} rounds, best {reached}, {seconds} s", flush=True)
 
     if recipe.run is not None:
         cells = [cell for cell in recipe.cells(o.scale) if o.only in cell.name]

@@ -81,37 +81,35 @@ def run_cells(
     records: Records,
     run: RunGroup,
     time_budget: float | None = None,
-    show: Callable[[Cell, Record | None], None] = lambda cell, record: None,
+    show: Callable[[list[Cell], list[Record]], None] = lambda cells, records: None,
     seen: Callable[[], None] = lambda: None,
 ) -> bool:
     """Run every cell that has no finished record; return whether all have one now.
 
     Cells of a small model that differ in the algorithm alone run side by side. A run that the budget cuts off is
-    recorded as unfinished: its table says so, and it is run anew another time.
+    recorded as unfinished: its table says so, and it is run anew another time. `show` is told of the cells that
+    were done before, then of every group that begins (with no records yet) and ends; `seen` of every round.
     """
     end = None if time_budget is None else time.monotonic() + time_budget
-    pending = []
-    for cell in cells:
-        record = records.get(recipe, cell)
-        if record is None or not record.finished:
-            pending.append(cell)
-        else:
-            show(cell, record)
+    before = [(cell, records.get(recipe, cell)) for cell in cells]
+    done = [(cell, record) for cell, record in before if record is not None and record.finished]
+    show([cell for cell, _ in done], [record for _, record in done])
     complete = True
-    for group in _groups(pending):
+    for group in _groups(cell for cell, record in before if record is None or not record.finished):
         if end is not None and time.monotonic() > end:
             return False
-        for cell in group:
-            show(cell, None)
+        show(group, [])
         begun = time.monotonic()
         outcomes = run([cell.settings for cell in group], Deadline(end, seen))
         shared = {"seconds": round(time.monotonic() - begun, 1), "together": len(group)}
+        written = []
         for cell, outcome in zip(group, outcomes, strict=True):
-            before = records.get(recipe, cell)
-            if before is None or outcome["finished"] or outcome["rounds"] > before.outcome["rounds"]:
-                before = records.put(recipe, cell, {**outcome, **shared}, environment(_device()))
-            show(cell, before)
+            kept = records.get(recipe, cell)
+            if kept is None or outcome["finished"] or outcome["rounds"] > kept.outcome["rounds"]:
+                kept = records.put(recipe, cell, {**outcome, **shared}, environment(_device()))
+            written.append(kept)
             complete = complete and outcome["finished"]
+        show(group, written)
     return complete
 
 
