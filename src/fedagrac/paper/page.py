@@ -14,8 +14,9 @@ __all__ = ["page"]
 
 HEAD = """# The paper, ours beside theirs
 
-Generated from the records in `docs/reproduction/` (one JSON file per run, named after its settings) by
-`python -m fedagrac.paper.page docs/reproduction`. A cell reads ours / paper; "> 200" is a target not reached in
+Generated from the records in `docs/reproduction/` (one JSON file per run, named after its settings, and a page of remarks per
+recipe) by `python -m fedagrac.paper.page docs/reproduction`; the pictures by `fedagrac reproduce NAME --scale paper --out
+docs/reproduction`. A cell reads ours / paper; "> 200" is a target not reached in
 that many rounds, "cut off" a run that ended with its time budget, "-" a run that was not made yet. One seed unless
 a table says otherwise. Nothing was tuned to agree.
 """
@@ -30,11 +31,17 @@ def page(records: Records) -> str:
             continue
         table = recipe.table(found, "paper")
         parts += [f"## {recipe.name}", recipe.title + ".", _markdown([table.columns, *table.rows])]
+        if recipe.picture is not None:
+            parts.append(f"![{recipe.title}](reproduction/{recipe.name}/paper.png)")
         verdicts = [
             ("verdict", "claim", "numbers"),
             *[(v.verdict, v.claim, v.numbers) for v in recipe.claims(found)],
         ]
-        parts += [_markdown(verdicts), "\n".join(f"- Assumed: {a}." for a in recipe.assumptions)]
+        parts.append(_markdown(verdicts))
+        remarks = records.folder / recipe.name / "remarks.md"
+        if remarks.exists():
+            parts.append(remarks.read_text(encoding="utf-8"))
+        parts.append("\n".join(f"- Assumed: {a}." for a in recipe.assumptions))
         if found:
             parts.append("Run on: " + "; ".join(sorted(_machines(found.values()))) + ".")
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
