@@ -125,7 +125,7 @@ def test_table1_cut_down_on_real_data(tmp_path, capsys):
             main(["reproduce", "table1", "--only", "lr/neither", "--out", str(tmp_path / "kept"), "--json"])
         assert done.value.code == 0
         (printed,) = json.loads(capsys.readouterr().out)
-        ours = printed["table"][0]["neither ours / paper"]
+        ours = printed["table"][0]["lr to 76% ours / paper"]
         assert ours.endswith("/ 2")
         assert int(ours.split()[0]) in range(5, 11)
     assert len(list((tmp_path / "kept").rglob("*.json"))) == 1

@@ -64,12 +64,13 @@ def test_the_records_of_table1_are_still_its_cells():
     assert set(found) == kept
 
 
-def test_table1_has_both_readings_of_unequal_data():
+def test_table1_has_all_readings_of_unequal_data():
     cells = {cell.name: cell.settings for cell in TABLE1.cells("paper")}
-    assert len(cells) == 12
+    assert len(cells) == 16
     for row, rate in (("lr", 0.001), ("cnn", 0.03)):
         for column in ("non-iid", "both"):
             one, two = cells[f"{row}/{column}"], cells[f"{row}/{column}-dp2"]
+            assert cells[f"{row}/{column}-two"]["data"]["partition"] == {"kind": "shards", "classes": 2}
             assert one["data"]["partition"] == {"kind": "dirichlet", "alpha": 0.3}
             assert two["data"]["partition"] == {"kind": "shards", "classes": 5}
             assert {**one, "data": None} == {**two, "data": None}
@@ -84,9 +85,11 @@ def test_table1_has_both_readings_of_unequal_data():
     assert verdict(TABLE1, found, "cnn, 5 classes each: unequal data").verdict == "holds"
     assert verdict(TABLE1, found, "cnn, 5 classes each: with unequal").verdict == "does not hold"
     assert verdict(TABLE1, found, "cnn, Dirichlet(0.3): unequal").verdict == "not decided"
-    row = dict(zip(TABLE1.table(found, "paper").columns, TABLE1.table(found, "paper").rows[1], strict=True))
-    assert row["non-iid-dp2 ours / paper"] == "7 / 265"
-    assert row["non-iid ours / paper"] == "- / 265"
+    rows = {row[0]: row[1:] for row in TABLE1.table(found, "paper").rows}
+    assert rows["non-iid-dp2"] == ("5 classes each", "no", "- / 91", "7 / 265")
+    assert rows["non-iid"] == ("Dirichlet(0.3)", "no", "- / 91", "- / 265")
+    assert rows["both-two"] == ("2 classes each", "yes", "- / > 1000", "- / 339")
+    assert rows["neither"][:2] == ("iid", "no")
 
 
 @pytest.mark.skipif(not TARGETS.exists(), reason="the paper's figures as data are not beside this checkout")
@@ -239,7 +242,7 @@ def test_increase_runs_on_real_data():
 
 
 def test_table1_says_its_target():
-    assert [row[0] for row in TABLE1.table({}, "paper").rows] == ["lr to 80%", "cnn to 80%"]
+    assert TABLE1.table({}, "paper").columns[3:] == ("lr to 80% ours / paper", "cnn to 80% ours / paper")
     assert {cell.settings["target"] for cell in TABLE1.cells("quick")} == {
         target for _, _, target in table1.COUNTS["quick"].values()
     }

@@ -104,27 +104,35 @@ def test_the_records_of_table_variance_are_still_found():
 
 
 def test_small_scales_of_table_variance():
-    for scale, rows, rounds in (("quick", 1, 12), ("medium", 6, 60)):
-        cells = variance.RECIPE.cells(scale)
-        assert len(cells) == 5 * rows
-        for cell in cells:
-            s = cell.settings
-            assert (s["model"]["name"], s["data"]["name"], s["rounds"]) == ("cnn", "fashion-mnist", rounds)
-            assert s["steps"]["variance"] in (0, 64)
-    (cell,) = [c for c in variance.RECIPE.cells("quick") if c.name == "cnn-dp1-v64-fixed/fedagrac"]
+    quick = variance.RECIPE.cells("quick")
+    assert len(quick) == 5 * 3
+    for cell in quick:
+        s = cell.settings
+        assert (s["model"]["name"], s["data"]["name"], s["rounds"]) == ("logistic", "a9a", 15)
+        assert (s["steps"]["mean"], s["data"]["clients"], s["batch_size"]) == (500, 20, 20)
+        assert s["steps"]["variance"] in (0, 10_000)
+        assert s["algorithm"]["lr"] == 0.005
+    medium = variance.RECIPE.cells("medium")
+    assert len(medium) == 5 * 6
+    for cell in medium:
+        s = cell.settings
+        assert (s["model"]["name"], s["data"]["name"], s["rounds"]) == ("cnn", "fashion-mnist", 60)
+        assert s["steps"]["variance"] in (0, 64)
+    (cell,) = [c for c in medium if c.name == "cnn-dp1-v64-fixed/fedagrac"]
     assert cell.settings["algorithm"] == {"name": "fedagrac", "lr": 0.03, "calibration": 1.0, "first_steps": 8}
     # the same relative spread as the paper's
     assert math.sqrt(64) / 40 == math.sqrt(10_000) / 500
 
 
 def test_table_and_verdicts_of_a_small_row():
-    cells = {c.name.rpartition("/")[2]: c for c in variance.RECIPE.cells("quick")}
+    medium = [c for c in variance.RECIPE.cells("medium") if c.name.startswith("cnn-dp1-v64-fixed/")]
+    cells = {c.name.rpartition("/")[2]: c for c in medium}
     reached = {"fedagrac": 8, "fedavg": 10, "fednova": 7, "scaffold": None}
     found = {
         cells[name].name: record(cells[name], 0.7, 12, rounds_to_target=rounds) for name, rounds in reached.items()
     }
-    (row,) = variance.RECIPE.table(found, "quick").rows
-    assert row == ("cnn-dp1 65%", "v64-fixed", "8", "10", "7", "> 12", "-", "-")
+    (row,) = variance.RECIPE.table(found, "medium").rows
+    assert row == ("cnn-dp1 75%", "v64-fixed", "8", "10", "7", "> 12", "-", "-")
     assert list(verdicts(variance.RECIPE, found).values()) == ["holds", "does not hold", "holds", "not decided"]
 
 

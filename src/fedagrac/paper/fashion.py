@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from fedagrac.paper.recipe import Scale
 
-__all__ = ["DP1", "DP2", "RATES", "fashion", "first_epoch", "start_of", "step_counts"]
+__all__ = ["DP1", "DP2", "RATES", "TWO", "fashion", "first_epoch", "start_of", "step_counts"]
 
 DP1 = {"kind": "dirichlet", "alpha": 0.3}
 DP2 = {"kind": "shards", "classes": 5}
+TWO = {"kind": "shards", "classes": 2}
 
 RATES = {"lr": 0.001, "cnn": 0.03}
 """The paper's learning rates by model."""

@@ -81,5 +81,28 @@ class Records:
         path = self.path(recipe, cell)
         path.parent.mkdir(parents=True, exist_ok=True)
         table = {"cell": cell.name, "settings": cell.settings, "environment": environment, "outcome": outcome}
-        write_atomically(path, (json.dumps(table, indent=1) + "\n").encode())
+        write_atomically(path, _lines(table).encode())
         return Record(cell.name, cell.settings, outcome, environment)
+
+
+def _lines(table: dict[str, dict[str, Any] | str]) -> str:
+    """Return JSON with a line for each key of the two outer levels, so that a curve is one line.
+
+    Examples:
+        >>> print(_lines({"cell": "a", "outcome": {"rounds": 2, "accuracy": [0.1, 0.2]}}), end="")
+        {
+        "cell": "a",
+        "outcome": {
+         "rounds": 2,
+         "accuracy": [0.1, 0.2]
+        }
+        }
+    """
+    parts = []
+    for key, value in table.items():
+        text = json.dumps(value)
+        if isinstance(value, dict) and value:
+            inner = ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
+            text = f"{{\n{inner}\n}}"
+        parts.append(f"{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
