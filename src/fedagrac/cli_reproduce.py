@@ -68,6 +68,7 @@ def reproduce(
         if recipe.picture is not None and found:
             from fedagrac.report.pictures import save
 
+            (out / recipe.name).mkdir(parents=True, exist_ok=True)
             picture = save(recipe.picture(found, scale), out / recipe.name / scale)  # type: ignore[arg-type]
             notes.print(f"picture: {picture}", highlight=False, soft_wrap=True)
         if as_json:

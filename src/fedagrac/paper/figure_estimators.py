@@ -123,14 +123,17 @@ def _alike(claim: str, four: dict[str, Choice | None]) -> Verdict:
 
 
 def _picture(found: Found, scale: Scale) -> Figure:
-    """Draw accuracy against rounds: a column for each of the paper's panels, a row for each reading."""
+    """Draw accuracy against rounds: a column for each panel with records, a row for each reading."""
     from fedagrac.report.pictures import add_legend, new_figure, paper_style
     from fedagrac.report.style import look_of
 
+    there = {
+        panel: about for panel, about in PANELS.items() if any(name.startswith(panel) for name in found)
+    } or PANELS
     with paper_style():
-        figure = new_figure(9.6, 4.6)
-        grid = figure.subplots(2, 4, sharex="col", sharey="col")
-        for column, (panel, (model, uneven)) in zip(grid.T, PANELS.items(), strict=True):
+        figure = new_figure(max(5.2, 0.4 + 2.3 * len(there)), 4.6)
+        grid = figure.subplots(2, len(there), sharex="col", sharey="col", squeeze=False)
+        for column, (panel, (model, uneven)) in zip(grid.T, there.items(), strict=True):
             drawn: list[float] = []
             for axes, reading in zip(column, READINGS, strict=True):
                 for name in ALGORITHMS:

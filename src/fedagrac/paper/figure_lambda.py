@@ -152,6 +152,7 @@ def _picture(found: Found, scale: Scale) -> Figure:
             values = {key: 100 * mean for key, c in curve.items() if (mean := c.mean()) is not None}
             spreads = {key: 100 * c.spread() for key, c in curve.items()}
             _draw(axes, values, spreads, label, colour, marks)
+            _mark_diverged(axes, curve, colour)
         for axes, title in ((left, "constant steps"), (right, "step asynchronism")):
             axes.set_title(title, fontsize=9)
             axes.set_xlabel("calibration rate $\\lambda$")
@@ -165,6 +166,18 @@ def _picture(found: Found, scale: Scale) -> Figure:
         left.set_ylabel(f"test accuracy after {rounds[0]} rounds (%)")
         right.set_ylabel(f"test accuracy after {rounds[1]} rounds (%)")
     return figure
+
+
+def _mark_diverged(axes: Axes, curve: dict[str, Choice], colour: str) -> None:
+    """Say at which lambda a run diverged; the second curve of a panel says it beside the first."""
+    for i, value in enumerate(LAMBDAS):
+        choice = curve.get(f"lambda={value:g}")
+        if choice is not None and choice.mean() is None:
+            place = (i + (0.16 if colour != "#dd2c22" else -0.16), 0.03)
+            axes.annotate(
+                "diverged", place, xycoords=("data", "axes fraction"), rotation=90, color=colour, fontsize=7,
+                ha="center", va="bottom",
+            )  # fmt: skip
 
 
 def _draw(

@@ -15,10 +15,10 @@ __all__ = ["page"]
 HEAD = """# The paper, ours beside theirs
 
 Generated from the records in `docs/reproduction/` (one JSON file per run, named after its settings) and the
-remarks there by `python -m fedagrac.paper.page docs/reproduction`; the pictures by `fedagrac reproduce NAME --scale
-paper --out docs/reproduction`. A cell reads ours / paper; "> 200" is a target not reached in that many rounds, "cut
-off" a run that ended with its time budget, "-" a run that was not made yet. One seed unless a table says otherwise.
-Nothing was tuned to agree; where a choice was made after seeing results, the assumptions say so.
+remarks there by `python -m fedagrac.paper.page docs/reproduction`; the pictures by `fedagrac reproduce NAME
+--scale paper --out docs/reproduction`. A cell reads ours / paper; "> 200" is a target not reached in that many
+rounds, "cut off" a run that ended with its time budget, "-" a run that was not made yet. One seed unless a table
+says otherwise. Nothing was tuned to agree; where a choice was made after seeing results, the assumptions say so.
 """
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Records:
         return Record(cell.name, cell.settings, outcome, environment)
 
 
-def _lines(table: dict[str, dict[str, Any] | str]) -> str:
+def _lines(table: Mapping[str, object]) -> str:
     """Return JSON with a line for each key of the two outer levels, so that a curve is one line.
 
     Examples:
