@@ -44,7 +44,8 @@ def main():
         fed = fg.Federation.load(data, clients=clients, partition=fg.Dirichlet(0.3), data_dir=o.data_dir)
         spent.clear()
         result = fg.simulate(
-            fg.models.build(model), fed, fg.FedaGrac(lr=0.01, calibration=0.05), rounds=4, steps=steps, batch_size=batch,
+            fg.models.build(model), fed, fg.FedaGrac(lr=0.01, calibration=0.05), rounds=4, steps=steps,
+            batch_size=batch,
             engine="lanes", device=o.device, precision=o.precision,
         )  # fmt: skip
         times = result.history.column("wall_time")
