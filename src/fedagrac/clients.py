@@ -36,6 +36,25 @@ class ClientTable:
         self._seen = 0
         self._columns: dict[str, Tensor] = {}
 
+    @property
+    def num_clients(self) -> int:
+        """How many clients there are in all."""
+        return len(self._slot)
+
+    def export(self) -> tuple[npt.NDArray[np.int64], dict[str, Tensor]]:
+        """Return the clients seen so far, in the order in which they first took part, and their rows.
+
+        Examples:
+            >>> table = ClientTable(clients=10)
+            >>> table.put(np.array([7, 3]), {"nu": torch.tensor([[7.0], [3.0]])})
+            >>> clients, rows = table.export()
+            >>> clients.tolist(), rows["nu"].tolist()
+            ([7, 3], [[7.0], [3.0]])
+        """
+        seen = np.flatnonzero(self._slot >= 0)
+        clients = seen[np.argsort(self._slot[seen])]
+        return clients, {name: column[: self._seen] for name, column in self._columns.items()}
+
     def unseen(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return those of the clients that have no rows yet."""
         return clients[self._slot[clients] < 0]
