@@ -1,6 +1,6 @@
 """Checkpoints: everything a run needs to go on, in one file. Safetensors and JSON only.
 
-A checkpoint holds the server's vectors, what it remembers of each client, and a few facts as JSON. It is written to
+A checkpoint holds the server's vectors, what it remembers of each client, and some facts as JSON. It is written to
 a temporary file and renamed, and the last two are kept, so a crash at any moment leaves one that loads. The rounds
 so far are not in it: they are in history.jsonl beside it.
 """
@@ -8,9 +8,10 @@ so far are not in it: they are in history.jsonl beside it.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,14 @@ import numpy as np
 import torch
 
 from fedagrac.clients import ClientTable
+from fedagrac.engines.sharded import ALONE, Ranks
 from fedagrac.errors import FedagracError
 from fedagrac.folders import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Checkpoint", "CheckpointError", "read_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointError", "read_checkpoint", "read_history", "write_checkpoint"]
 
 log = logging.getLogger("fedagrac")
 
@@ -46,38 +48,51 @@ class Checkpoint:
         state: the server's vectors by name; "x" is the model.
         table: what the server remembers of each client.
         facts: anything else, as JSON.
+        history: the rounds so far; not written, see `read_history`.
     """
 
     round: int
     state: Mapping[str, Tensor]
     table: ClientTable
     facts: dict[str, Any] = field(default_factory=dict)
+    history: Sequence[dict[str, Any]] = ()
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write folder/round-N.safetensors, whole or not at all; remove all but the last two."""
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE) -> Path:
+    """Write folder/round-N.safetensors, whole or not at all; remove all but the last two.
+
+    Of several processes each writes its own clients' rows; the first, which writes the server's vectors, comes
+    last, so that its file stands for all of them.
+    """
     from safetensors.torch import save
 
     clients, rows = checkpoint.table.export()
-    tensors = {
-        **{f"state.{name}": vector for name, vector in checkpoint.state.items()},
-        **{f"rows.{name}": values for name, values in rows.items()},
-        "clients": torch.from_numpy(clients),
-    }
+    tensors = {f"rows.{name}": values for name, values in rows.items()}
+    tensors["clients"] = torch.from_numpy(clients)
+    if ranks.rank == 0:
+        ranks.wait()
+        tensors |= {f"state.{name}": vector for name, vector in checkpoint.state.items()}
     placed = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     head = {
         "format": FORMAT,
         "round": checkpoint.round,
         "num_clients": checkpoint.table.num_clients,
+        "parts": ranks.size,
         "sha256": _hash(placed),
         "facts": checkpoint.facts,
     }
-    path = folder / f"round-{checkpoint.round:08d}.safetensors"
+    path = _path(folder, checkpoint.round, ranks.rank)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, save(placed, metadata={"fedagrac": json.dumps(head)}))
-    for old in _found(folder)[:-KEPT]:
+    if ranks.rank:
+        ranks.wait()
+    for old in _found(folder, ranks.rank)[:-KEPT]:
         old.unlink(missing_ok=True)
     return path
+
+
+def _path(folder: Path, round: int, rank: int) -> Path:
+    return folder / f"round-{round:08d}{f'.rank-{rank}' if rank else ''}.safetensors"
 
 
 def read_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint | None:
@@ -85,10 +100,10 @@ def read_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
 
     A damaged one is said and passed over for the one before it.
     """
-    found = _found(folder)
+    found = _found(folder, 0)
     for path in reversed(found):
         try:
-            return _read(path, device)
+            return _read_all(path, device)
         except CheckpointError as error:
             if path == found[0]:
                 raise
@@ -96,11 +111,49 @@ def read_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
     return None
 
 
-def _found(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round-*.safetensors"))
+def read_history(path: Path, rounds: int) -> list[dict[str, Any]]:
+    """Return the first rounds of a history.jsonl; what a crash left after them is not looked at."""
+    found = []
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in itertools.islice(lines, rounds):
+                found.append(json.loads(line))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if [record.get("round") for record in found] != list(range(1, rounds + 1)):
+        raise CheckpointError(f"{path} does not hold the {rounds} rounds of its checkpoint")
+    return found
 
 
-def _read(path: Path, device: torch.device | str) -> Checkpoint:
+def _found(folder: Path, rank: int) -> list[Path]:
+    ending = f".rank-{rank}" if rank else ""
+    return sorted(folder.glob(f"round-{'[0-9]' * 8}{ending}.safetensors"))
+
+
+def _read_all(path: Path, device: torch.device | str) -> Checkpoint:
+    """Return a checkpoint with the rows of all processes that wrote it."""
+    head, tensors = _read(path)
+    table = ClientTable(int(head["num_clients"]))
+    for rank in range(int(head["parts"])):
+        if rank:
+            other, tensors_of = _read(_path(path.parent, int(head["round"]), rank))
+            if other["parts"] != head["parts"]:
+                raise CheckpointError(f"{path} and its part {rank} are of different runs")
+        else:
+            tensors_of = tensors
+        clients = tensors_of["clients"].numpy().astype(np.int64)
+        if len(clients):
+            table.put(clients, _named(tensors_of, "rows.", device))
+    return Checkpoint(int(head["round"]), _named(tensors, "state.", device), table, dict(head["facts"]))
+
+
+def _named(tensors: Mapping[str, Tensor], prefix: str, device: torch.device | str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value.to(device) for name, value in tensors.items() if name.startswith(prefix)
+    }
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -114,19 +167,7 @@ def _read(path: Path, device: torch.device | str) -> Checkpoint:
         raise CheckpointError(f"{path} is not a checkpoint of format {FORMAT} but of {version}")
     if _hash(tensors) != head.get("sha256"):
         raise CheckpointError(f"{path} is damaged: its content does not match its hash")
-
-    def named(prefix: str) -> dict[str, Tensor]:
-        return {
-            name.removeprefix(prefix): value.to(device)
-            for name, value in tensors.items()
-            if name.startswith(prefix)
-        }
-
-    table = ClientTable(int(head["num_clients"]))
-    clients = tensors["clients"].numpy().astype(np.int64)
-    if len(clients):
-        table.put(clients, named("rows."))
-    return Checkpoint(int(head["round"]), named("state."), table, dict(head["facts"]))
+    return head, tensors
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> str:

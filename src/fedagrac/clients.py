@@ -55,6 +55,20 @@ class ClientTable:
         clients = seen[np.argsort(self._slot[seen])]
         return clients, {name: column[: self._seen] for name, column in self._columns.items()}
 
+    @property
+    def empty(self) -> bool:
+        """Whether nobody was seen yet."""
+        return self._seen == 0
+
+    def of(self, keep: npt.NDArray[np.bool_]) -> ClientTable:
+        """Return a table of some of the clients, [M], such as those that one process runs."""
+        clients, rows = self.export()
+        own = keep[clients]
+        table = ClientTable(self.num_clients)
+        chosen = torch.from_numpy(np.flatnonzero(own))
+        table.put(clients[own], {name: values[chosen.to(values.device)] for name, values in rows.items()})
+        return table
+
     def unseen(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return those of the clients that have no rows yet."""
         return clients[self._slot[clients] < 0]

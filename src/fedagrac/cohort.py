@@ -6,6 +6,8 @@ fast. Every sum over clients goes through `Cohort.sum`, so the same algorithm ru
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -71,6 +73,7 @@ class Cohort:
         population_weights: omega_i among all M clients, [m].
         epoch_steps: steps in one local epoch, ceil(n_i / batch size), 1 with full batches, [m].
         everyone: whether all M clients take part.
+        total: adds a sum up over all processes that share the simulation.
     """
 
     round: int
@@ -81,6 +84,7 @@ class Cohort:
     epoch_steps: npt.NDArray[np.int64]
     everyone: bool
     service: GradientService
+    total: Callable[[Tensor], Tensor] = lambda tensor: tensor
     weights: npt.NDArray[np.float64] = field(init=False)
     fast: npt.NDArray[np.bool_] = field(init=False)
     mean_steps: float = field(init=False)
@@ -96,9 +100,30 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.clients)
 
+    def part(self, keep: npt.NDArray[np.bool_], total: Callable[[Tensor], Tensor]) -> Cohort:
+        """Return the members that one of several processes runs.
+
+        Their weights, Kbar and who is fast stay those of the whole cohort, and sums go over all of it.
+
+        Examples:
+            >>> whole = Cohort(0, np.arange(3), np.array([1, 2, 9]), [1, 1, 2], np.ones(3) / 3, np.ones(3, int),
+            ...                everyone=True, service=lambda *_: torch.zeros(3, 1))
+            >>> own = whole.part(np.array([True, False, True]), lambda tensor: tensor + 100)
+            >>> own.clients.tolist(), own.weights.tolist(), own.fast.tolist(), own.mean_steps
+            ([0, 2], [0.25, 0.5], [False, True], 5.25)
+            >>> own.sum(own.weights, torch.tensor([[4.0], [2.0]])).tolist()
+            [102.0]
+        """
+        own = copy.copy(self)
+        for name in ("clients", "steps", "population_weights", "epoch_steps", "weights", "fast"):
+            object.__setattr__(own, name, getattr(self, name)[keep])
+        object.__setattr__(own, "masses", [mass for mass, k in zip(self.masses, keep, strict=True) if k])
+        object.__setattr__(own, "total", total)
+        return own
+
     def sum(self, coefficients: npt.NDArray[np.float64], rows: Tensor) -> Tensor:
         """Return sum_i coefficients_i * rows_i over the cohort, a vector [d]."""
-        return weighted_sum(coefficients, rows)
+        return self.total(weighted_sum(coefficients, rows))
 
     def gradients(self, x: Tensor, batch: Literal["full", "first"] = "full") -> Tensor:
         """Return every member's local gradient at x, [m, d]."""
@@ -111,16 +136,27 @@ class Cohort:
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """All M clients, for the one question that is asked of all of them: the global gradient at a point."""
+    """All M clients, for the one question that is asked of all of them: the global gradient at a point.
+
+    Attributes:
+        weights: omega_i, [M].
+        service: the engine's gradients.
+        clients: those that this process runs; None for all.
+        total: adds a sum up over all processes.
+        chunk: so many rows exist at a time.
+    """
 
     weights: npt.NDArray[np.float64]
     service: GradientService
+    clients: npt.NDArray[np.int64] | None = None
+    total: Callable[[Tensor], Tensor] = lambda tensor: tensor
     chunk: int = 64
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return sum_i omega_i grad F_i(x) over all clients, streamed so that few rows exist at a time."""
         total = torch.zeros_like(x)
-        for start in range(0, len(self.weights), self.chunk):
-            clients = np.arange(start, min(start + self.chunk, len(self.weights)))
+        own = np.arange(len(self.weights)) if self.clients is None else self.clients
+        for start in range(0, len(own), self.chunk):
+            clients = own[start : start + self.chunk]
             total += weighted_sum(self.weights[clients], self.service(x, clients, 0))
-        return total
+        return self.total(total)

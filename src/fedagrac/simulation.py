@@ -16,11 +16,12 @@ import torch
 from fedagrac.algorithms import Algorithm
 from fedagrac.algorithms.base import Cost, Rows, State
 from fedagrac.callbacks.base import Callback
+from fedagrac.checkpoints import Checkpoint, CheckpointError
 from fedagrac.clients import ClientTable
 from fedagrac.cohort import Cohort, GradientService, Population
 from fedagrac.data.batches import Sampling, epoch_steps
 from fedagrac.data.federation import Federation
-from fedagrac.engines import ENGINES, Engine, Loss, Workload, choose_engine
+from fedagrac.engines import ENGINES, Engine, Loss, Ranks, Workload, choose_engine, current_ranks
 from fedagrac.errors import InputError, count, fraction, non_negative, one_of, positive
 from fedagrac.evaluation import Metric, evaluate
 from fedagrac.heterogeneity import Clock, Constant, Devices, Participation, StepSchedule
@@ -77,8 +78,9 @@ class Stop:
 
 @dataclass(frozen=True, eq=False)
 class Begun:
-    """A round between its plan and its aggregation."""
+    """A round between its plan and its aggregation: the whole cohort, and the members that this process runs."""
 
+    whole: Cohort
     cohort: Cohort
     rows: Rows
     plan: Plan
@@ -90,7 +92,8 @@ class Run:
 
     Attributes:
         state: the server's vectors; `state["x"]` is the global model.
-        table: what the server remembers of each client.
+        ranks: the processes that share the simulation.
+        table: what the server remembers of each client, or of those that this process runs.
         history: the rounds so far.
         stopped: why a callback ended the run, or None.
         result: what came out, once the run has ended.
@@ -107,6 +110,7 @@ class Run:
     clock: Clock
     rounds: int
     seed: int
+    ranks: Ranks
     state: State
     table: ClientTable
     started: float
@@ -120,6 +124,32 @@ class Run:
     def stop(self, reason: str) -> None:
         """End the run after this round."""
         self.stopped = reason
+
+    def checkpoint(self) -> Checkpoint:
+        """Return where the run stands."""
+        facts = {"sim_time": self.sim_time, "bytes_total": self.bytes_total}
+        return Checkpoint(len(self.history), self.state, self.table, facts)
+
+    def open(self, population: Population, resume: Checkpoint | None) -> None:
+        """Start at x_1, or go on from a checkpoint."""
+        if resume is not None:
+            self._restore(resume)
+            return
+        self.state = self.algorithm.start(self.state["x"], population)
+        if self.algorithm.starts_with_gradients:
+            self.charge_start()
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        everyone, device = np.arange(self.federation.num_clients), self.state["x"].device
+        if checkpoint.round >= self.rounds:
+            raise InputError("resume", f"round {checkpoint.round}", f"a checkpoint before round {self.rounds}")
+        if checkpoint.table.num_clients != len(everyone) or len(checkpoint.history) != checkpoint.round:
+            raise CheckpointError("the checkpoint is of another experiment, or comes without its history")
+        self.state = {name: vector.to(device) for name, vector in checkpoint.state.items()}
+        self.table = checkpoint.table.of(self.ranks.own(everyone))
+        self.history = History(checkpoint.history)
+        self.sim_time, self.bytes_total = checkpoint.facts["sim_time"], checkpoint.facts["bytes_total"]
+        self.started -= self.history[-1]["wall_time"] if self.history else 0.0
 
     def draw_cohort(self) -> Cohort:
         """Return who takes part in the next round, and with how many steps."""
@@ -151,25 +181,29 @@ class Run:
     def admit(self, cohort: Cohort) -> None:
         """Give rows to members that take part for the first time."""
         new = self.table.unseen(cohort.clients)
-        if len(new):
-            keep = np.isin(cohort.clients, new)
-            masses = [mass for mass, k in zip(cohort.masses, keep, strict=True) if k]
-            newcomers = self.cohort_of(new, cohort.steps[keep], masses)
-            self.table.put(new, self.algorithm.enter(self.state, newcomers))
+        if len(new) or self.table.empty:
+            newcomers = cohort.part(np.isin(cohort.clients, new), cohort.total)
+            self.table.put(newcomers.clients, self.algorithm.enter(self.state, newcomers))
 
     def begin(self) -> Begun:
         """Draw the next round's cohort and plan what it does."""
-        cohort = self.draw_cohort()
+        whole = self.draw_cohort()
+        cohort = self.own(whole)
         self.admit(cohort)
         rows = self.table.rows(cohort.clients)
-        return Begun(cohort, rows, self.algorithm.plan(self.state, rows, cohort))
+        return Begun(whole, cohort, rows, self.algorithm.plan(self.state, rows, cohort))
+
+    def own(self, cohort: Cohort) -> Cohort:
+        """Return the members that this process runs."""
+        return cohort if self.ranks.size == 1 else cohort.part(self.ranks.own(cohort.clients), self.ranks.total)
 
     def aggregate(self, begun: Begun, result: Result) -> float:
         """Take in what the cohort replied; return the training loss."""
         cohort = begun.cohort
         self.state, rows = self.algorithm.aggregate(self.state, begun.rows, cohort, begun.plan, result)
         self.table.put(cohort.clients, rows)
-        return float(np.dot(cohort.weights, result.loss.cpu().numpy()))
+        own = np.dot(cohort.weights, result.loss.cpu().numpy())
+        return float(self.ranks.total(torch.tensor(own, dtype=torch.float64)))
 
     def charge(self, clients: npt.NDArray[np.int64], cost: Cost, steps: npt.NDArray[np.int64]) -> tuple[int, int]:
         """Put vectors moved and steps computed on the wire and the clock; return bytes down and up."""
@@ -186,6 +220,11 @@ class Run:
         epochs = epoch_steps(self.federation.sizes, self.workload.batch_size)
         once = np.ones(M, np.int64)
         self.charge(np.arange(M), Cost(down=once, up=once, extra_steps=epochs), np.zeros(M, np.int64))
+
+    def evaluate(self, metrics: Mapping[str, Metric]) -> dict[str, float | None]:
+        """Measure the model on the test data; of several processes the first does so for all."""
+        found = evaluate(self.workload, self.state["x"], metrics) if self.ranks.rank == 0 else {}
+        return self.ranks.agree(found)
 
     def record(self, cohort: Cohort, train_loss: float, measured: Mapping[str, float | None]) -> Record:
         """Write the round into the history."""
@@ -230,6 +269,7 @@ def simulate(
     metrics: Mapping[str, Metric] | None = None,
     stop: Stop | None = None,
     clock: Clock | None = None,
+    resume: Checkpoint | None = None,
     callbacks: Sequence[Any] = (),
 ) -> SimulationResult:
     """Run a federated optimization and return its history and final model.
@@ -257,6 +297,7 @@ def simulate(
         metrics: more measures of the test data: {name: (output, target) -> scalar}.
         stop: end early.
         clock: simulated time; by default that of the devices which decide the steps, or 1 ms per step.
+        resume: go on from here, as if the run had never stopped.
         callbacks: objects with on_start(run), on_round(run, record) and on_end(run, result).
 
     Examples:
@@ -271,7 +312,7 @@ def simulate(
         model, federation, [algorithm], [callbacks], rounds, steps=steps, batch_size=batch_size, loss=loss,
         sampling=sampling, participation=participation, weight_decay=weight_decay, seed=seed, engine=engine,
         compile=compile, device=device, dtype=dtype, precision=precision, eval_every=eval_every, metrics=metrics,
-        stop=stop, clock=clock,
+        stop=stop, clock=clock, resume=resume,
     )[0]  # fmt: skip
 
 
@@ -314,9 +355,11 @@ def simulate_many(
         raise InputError(
             "callbacks", len(each), f"one sequence of callbacks for each of {len(algorithms)} algorithms"
         )
-    defaults = {name: value for name, value in (simulate.__kwdefaults__ or {}).items() if name != "callbacks"}
+    own = ("callbacks", "resume")
+    defaults = {name: value for name, value in (simulate.__kwdefaults__ or {}).items() if name not in own}
     for name in options:
         one_of("option", name, list(defaults))
+    defaults["resume"] = None
     return _simulate(model, federation, list(algorithms), each, rounds, **{**defaults, **options})
 
 
@@ -343,6 +386,7 @@ def _simulate(
     metrics: Mapping[str, Metric] | None,
     stop: Stop | None,
     clock: Clock | None,
+    resume: Checkpoint | None,
 ) -> list[SimulationResult]:
     """Check everything, then run the algorithms side by side."""
     count("rounds", rounds)
@@ -371,7 +415,9 @@ def _simulate(
     if participation is not None and not isinstance(participation, Participation):
         participation = Participation(participation)
     M = federation.num_clients
+    ranks = current_ranks().share(steps.counts(0, M, seed))
     lanes = len(algorithms) * (M if participation is None else participation.number(M))
+    lanes = -(-lanes // ranks.size)
     vector_model = VectorModel(model, chosen, dtype)
     workload = Workload.of(vector_model, federation, loss, batch_size, sampling, weight_decay, seed)
     if isinstance(steps, Devices) and steps.needs_flops:
@@ -389,6 +435,8 @@ def _simulate(
         else:
             runner, why = choose_engine(workload, engine, compile, lanes, work)
         x, gradients = vector_model.initial(), LastGradients(runner.gradients)
+        everyone = np.arange(M)
+        population = Population(federation.weights, gradients, everyone[ranks.own(everyone)], ranks.total)
         runs = [
             Run(
                 algorithm=algorithm,
@@ -402,7 +450,8 @@ def _simulate(
                 clock=clock,
                 rounds=rounds,
                 seed=seed,
-                state=algorithm.start(x, Population(federation.weights, gradients)),
+                ranks=ranks,
+                state={"x": x},
                 table=ClientTable(federation.num_clients),
                 started=started,
                 callbacks=own,
@@ -410,8 +459,7 @@ def _simulate(
             for algorithm, own in zip(algorithms, callbacks, strict=True)
         ]
         for run in runs:
-            if run.algorithm.starts_with_gradients:
-                run.charge_start()
+            run.open(population, resume)
         return _loop(runs, runner, eval_every, measures, stop or Stop())
 
 
@@ -435,6 +483,9 @@ def _loop(
 def _execute(engine: Engine, runs: Sequence[Run], begun: Sequence[Begun]) -> list[Result]:
     """Let the cohorts of all runs, which are in the same round, do what was planned; as one batch."""
     plans, clients = [its.plan for its in begun], [its.cohort.clients for its in begun]
+    if not any(map(len, plans)):  # none of the clients that this process runs takes part
+        nothing = [run.state["x"].new_empty((0, len(run.state["x"]))) for run in runs]
+        return [Result(models, models.new_zeros(0, dtype=torch.float64)) for models in nothing]
     if len(runs) == 1:
         return [engine.run(plans[0], runs[0].state["x"], clients[0], begun[0].cohort.round)]
     starts = [run.state["x"].expand(len(plan), -1) for run, plan in zip(runs, plans, strict=True)]
@@ -451,13 +502,14 @@ def _complete(
     diverged = not (math.isfinite(train_loss) and bool(torch.isfinite(run.state["x"]).all()))
     due = (number % eval_every == 0 or number == run.rounds) and not diverged
     nothing = dict.fromkeys(["test_accuracy", "test_loss", *metrics])
-    measured = evaluate(run.workload, run.state["x"], metrics) if due else nothing
-    record = run.record(begun.cohort, train_loss, measured)
+    measured = run.evaluate(metrics) if due else nothing
+    record = run.record(begun.whole, train_loss, measured)
     reached = stop.reached(record)
     if reached is not None and not due and not diverged:  # the last round is always evaluated
-        record.update(evaluate(run.workload, run.state["x"], metrics))
+        record.update(run.evaluate(metrics))
     for callback in run.callbacks:
         callback.on_round(run, record)
+    run.stopped = run.ranks.agree(run.stopped)
     if diverged:
         return "diverged", (
             f"round {number}: the loss or the model is no longer finite; try a smaller lr than "

@@ -4,15 +4,18 @@ from fedagrac.engines.base import Engine, Loss, Workload
 from fedagrac.engines.choice import choose_engine, measured_choices
 from fedagrac.engines.lanes import LanesEngine
 from fedagrac.engines.serial import SerialEngine
+from fedagrac.engines.sharded import Ranks, current_ranks
 
 __all__ = [
     "ENGINES",
     "Engine",
     "LanesEngine",
     "Loss",
+    "Ranks",
     "SerialEngine",
     "Workload",
     "choose_engine",
+    "current_ranks",
     "measured_choices",
 ]
 
