@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -146,7 +147,7 @@ class Run:
         if checkpoint.table.num_clients != len(everyone) or len(checkpoint.history) != checkpoint.round:
             raise CheckpointError("the checkpoint is of another experiment, or comes without its history")
         self.state = {name: vector.to(device) for name, vector in checkpoint.state.items()}
-        self.table = checkpoint.table.of(self.ranks.own(everyone))
+        self.table = checkpoint.table.of(self.ranks.own(everyone), self.table.folder)
         self.history = History(checkpoint.history)
         self.sim_time, self.bytes_total = checkpoint.facts["sim_time"], checkpoint.facts["bytes_total"]
         self.started -= self.history[-1]["wall_time"] if self.history else 0.0
@@ -269,6 +270,7 @@ def simulate(
     metrics: Mapping[str, Metric] | None = None,
     stop: Stop | None = None,
     clock: Clock | None = None,
+    state_dir: str | Path | None = None,
     resume: Checkpoint | None = None,
     callbacks: Sequence[Any] = (),
 ) -> SimulationResult:
@@ -297,6 +299,7 @@ def simulate(
         metrics: more measures of the test data: {name: (output, target) -> scalar}.
         stop: end early.
         clock: simulated time; by default that of the devices which decide the steps, or 1 ms per step.
+        state_dir: keep the clients' state in files there, where it does not fit into memory.
         resume: go on from here, as if the run had never stopped.
         callbacks: objects with on_start(run), on_round(run, record) and on_end(run, result).
 
@@ -312,7 +315,7 @@ def simulate(
         model, federation, [algorithm], [callbacks], rounds, steps=steps, batch_size=batch_size, loss=loss,
         sampling=sampling, participation=participation, weight_decay=weight_decay, seed=seed, engine=engine,
         compile=compile, device=device, dtype=dtype, precision=precision, eval_every=eval_every, metrics=metrics,
-        stop=stop, clock=clock, resume=resume,
+        stop=stop, clock=clock, state_dir=state_dir, resume=resume,
     )[0]  # fmt: skip
 
 
@@ -386,6 +389,7 @@ def _simulate(
     metrics: Mapping[str, Metric] | None,
     stop: Stop | None,
     clock: Clock | None,
+    state_dir: str | Path | None,
     resume: Checkpoint | None,
 ) -> list[SimulationResult]:
     """Check everything, then run the algorithms side by side."""
@@ -452,7 +456,7 @@ def _simulate(
                 seed=seed,
                 ranks=ranks,
                 state={"x": x},
-                table=ClientTable(federation.num_clients),
+                table=ClientTable(federation.num_clients, None if state_dir is None else Path(state_dir)),
                 started=started,
                 callbacks=own,
             )

@@ -78,10 +78,12 @@ class RunFolder(Callback):
             "engine_compiled": getattr(run.engine, "compiled", False),
             "engine_width": getattr(run.engine, "width", 1),
             "engine_reason": run.engine_reason,
+            "processes": run.ranks.size,
             "command": Path(sys.argv[0]).name,
         }
         write_description(self.folder, self.experiment, facts)
-        write_atomically(self.folder / "history.jsonl", b"")
+        earlier = "".join(to_json(record) + "\n" for record in run.history)  # of a run that goes on
+        write_atomically(self.folder / "history.jsonl", earlier.encode())
 
     def on_round(self, run: Run, record: Record) -> None:
         """Add one line to the history."""
