@@ -78,6 +78,12 @@ def run(
     engine: Annotated[
         str | None, typer.Option("--engine", metavar="NAME", help="How steps are executed: auto, serial or lanes.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the experiment in --out where it was interrupted.")
+    ] = False,
+    state_dir: Annotated[
+        Path | None, typer.Option("--state-dir", metavar="DIR", help="Keep the clients' state in files there.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result table as JSON.")] = False,
 ) -> None:
     """Run an experiment: every algorithm on the same clients, then a table and a report.
@@ -92,19 +98,29 @@ def run(
       fedagrac run --set rounds=50 --set data.clients=40 --set algorithm.lr=0.05
 
       fedagrac run my.toml --out runs/mine --json
+
+      fedagrac run --resume --out runs/mine
+
+      torchrun --nproc-per-node 2 -m fedagrac run my.toml --out runs/mine
     """
     from fedagrac.callbacks.progress import Progress
     from fedagrac.config import Experiment, apply_settings, default_table, read_toml
+    from fedagrac.engines.sharded import leave_ranks, start_ranks
     from fedagrac.experiment import check_free, prepare, run_experiment
     from fedagrac.report import read_run, write_report
 
-    notes = Console(stderr=True)
-    table = default_table() if experiment is None else read_toml(experiment)
+    ranks = start_ranks()
+    notes = Console(stderr=True, quiet=ranks.rank > 0)
+    if resume and out is None:
+        raise InputError("--resume", None, "the folder of the experiment that goes on: --out DIR")
+    given = out / "experiment.toml" if resume and out is not None and experiment is None else experiment
+    table = default_table() if given is None else read_toml(given)
     if engine is not None:
         table["engine"] = engine
     checked = Experiment.of(apply_settings(table, settings or []))
-    folder = out or _unused(Path("runs") / f"{checked.name}-{_now()}")
-    check_free(folder)
+    folder = out or Path(ranks.agree(str(_unused(Path("runs") / f"{checked.name}-{_now()}"))))
+    if not resume and ranks.rank == 0:
+        check_free(folder)
     prepared = prepare(checked, data_dir)
     K = prepared.steps.counts(0, prepared.federation.num_clients, checked.seed)
     what = f"{checked.name}: {len(prepared.federation.sizes)} clients, {K.min()} to {K.max()} local steps"
@@ -113,7 +129,10 @@ def run(
             f"[bold]{what}[/], {checked.rounds} rounds, {len(prepared.entries)} algorithms", highlight=False
         )
     with Progress(len(prepared.entries), checked.rounds, notes) as progress, _notices(notes, quiet=as_json):
-        folders = run_experiment(prepared, folder, progress)
+        folders = run_experiment(prepared, folder, progress, resume=resume, state_dir=state_dir)
+    leave_ranks()
+    if ranks.rank:
+        return
     runs = [read_run(f) for f in folders]
     page = write_report(runs, folder)
     hints = [f"{entry.label}: {entry.note}" for entry in prepared.entries if entry.note]

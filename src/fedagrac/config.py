@@ -158,6 +158,7 @@ class Experiment(_Table):
     lr: Number | None = None
     target: Number | None = None
     eval_every: StrictInt = 1
+    checkpoint_every: StrictInt = Field(10, ge=0)
     participation: StrictInt | StrictFloat | dict[str, Any] | None = None
     weight_decay: Number = 0.0
     engine: StrictStr = "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +11,18 @@ import torch
 
 from fedagrac import models
 from fedagrac.callbacks.base import Callback
+from fedagrac.callbacks.checkpoints import Checkpoints
 from fedagrac.callbacks.run_folder import RunFolder, environment, write_description
-from fedagrac.config import Experiment, section
+from fedagrac.checkpoints import Checkpoint, read_checkpoint, read_history
+from fedagrac.config import Experiment, read_toml, section
 from fedagrac.data.describe import describe
-from fedagrac.engines import Workload
+from fedagrac.engines import Ranks, Workload, current_ranks
 from fedagrac.engines.base import SMALL
 from fedagrac.errors import InputError
 from fedagrac.folders import write_atomically
 from fedagrac.heterogeneity import Devices
 from fedagrac.models.vector import VectorModel
-from fedagrac.simulation import simulate_many
+from fedagrac.simulation import simulate, simulate_many
 from fedagrac.streams import Purpose, torch_seed
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from fedagrac.heterogeneity import StepSchedule
     from fedagrac.simulation import Run
 
-__all__ = ["Entry", "Prepared", "check_free", "prepare", "run_experiment"]
+__all__ = ["Entry", "Prepared", "check_free", "check_same", "prepare", "run_experiment"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +57,11 @@ class Prepared:
     module: nn.Module
     entries: tuple[Entry, ...]
     steps: StepSchedule
+
+    def described(self) -> dict[str, Any]:
+        """Return the whole experiment with every default written out."""
+        entries = [entry.table["algorithm"][0] for entry in self.entries]
+        return {**self.experiment.resolved(), "algorithm": entries}
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of `simulate` that all entries share."""
@@ -140,39 +147,105 @@ class _ExperimentFiles(Callback):
 
     def on_start(self, run: Run) -> None:
         """Write experiment.toml, environment.json and federation.json."""
-        entries = [entry.table["algorithm"][0] for entry in self.prepared.entries]
-        resolved = {**self.prepared.experiment.resolved(), "algorithm": entries}
-        write_description(self.out, resolved, environment(run.workload.model.device))
+        write_description(self.out, self.prepared.described(), environment(run.workload.model.device))
         facts = describe(run.federation, run.steps.counts(0, run.federation.num_clients, run.seed))
         write_atomically(self.out / "federation.json", json.dumps(asdict(facts)).encode() + b"\n")
 
 
 def run_experiment(
-    prepared: Prepared, out: Path, progress: Progress | None = None, side_by_side: bool = False
+    prepared: Prepared,
+    out: Path,
+    progress: Progress | None = None,
+    *,
+    side_by_side: bool = False,
+    resume: bool = False,
+    state_dir: Path | None = None,
 ) -> list[Path]:
     """Run every algorithm into its own folder below `out`; return the folders.
 
     Nothing is written before the first run has passed all checks. A run that diverges ends with that status; the
-    others go on. Side by side, runs of a small model share their batches of lanes.
+    others go on. Side by side, runs of a small model share their batches of lanes. With `resume`, runs that have
+    ended are left alone, and the others go on from their last checkpoint. Of several processes the first alone
+    writes and shows progress.
     """
-    check_free(out)
+    ranks = current_ranks()
+    if ranks.rank == 0:
+        check_same(prepared, out) if resume else check_free(out)
     folders = [out / entry.folder for entry in prepared.entries]
-    callbacks: list[list[Callback]] = [
-        [RunFolder(folder, entry.table), *([] if progress is None else [progress])]
-        for folder, entry in zip(folders, prepared.entries, strict=True)
-    ]
-    callbacks[0].insert(0, _ExperimentFiles(prepared, out))
-    groups: list[slice] = [slice(i, i + 1) for i in range(len(folders))]
+    going = ranks.agree([not (folder / "status.json").exists() for folder in folders])
+    callbacks = [_callbacks(prepared, entry, out, progress, ranks) for entry in prepared.entries]
+    if not resume and ranks.rank == 0:
+        callbacks[0].insert(0, _ExperimentFiles(prepared, out))
+    shared = (prepared.module, prepared.federation)
     if side_by_side and sum(p.numel() for p in prepared.module.parameters()) <= SMALL:
-        groups = [slice(None)]
-    for group in groups:
-        entries = prepared.entries[group]
         if progress is not None:
-            progress.name = entries[0].label if len(entries) == 1 else f"{len(entries)} runs"
-        algorithms = [entry.algorithm for entry in entries]
-        options = prepared.options()
-        simulate_many(prepared.module, prepared.federation, algorithms, callbacks=callbacks[group], **options)
+            progress.name = f"{len(folders)} runs"
+        algorithms = [entry.algorithm for entry in prepared.entries]
+        simulate_many(*shared, algorithms, callbacks=callbacks, **prepared.options())
+        return folders
+    for entry, folder, left, own in zip(prepared.entries, folders, going, callbacks, strict=True):
+        if progress is not None:
+            progress.name = entry.label
+        if left:
+            simulate(
+                *shared,
+                entry.algorithm,
+                callbacks=own,
+                state_dir=state_dir,
+                resume=_last_checkpoint(folder) if resume else None,
+                **prepared.options(),
+            )
+        elif progress is not None:
+            progress.skip()
     return folders
+
+
+def _callbacks(
+    prepared: Prepared, entry: Entry, out: Path, progress: Progress | None, ranks: Ranks
+) -> list[Callback]:
+    """Return what one run writes and shows; of several processes only the first does more than keep its part."""
+    found: list[Callback] = [RunFolder(out / entry.folder, entry.table)] if ranks.rank == 0 else []
+    every = prepared.experiment.checkpoint_every
+    if every:
+        found.append(Checkpoints(out / entry.folder / "checkpoint", every))
+    return [*found, progress] if progress is not None and ranks.rank == 0 else found
+
+
+def _last_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return where a run stands that was interrupted, with its history; None where it has to start anew."""
+    found = read_checkpoint(folder / "checkpoint")
+    return None if found is None else replace(found, history=read_history(folder / "history.jsonl", found.round))
+
+
+def check_same(prepared: Prepared, out: Path) -> None:
+    """Check that a folder holds this very experiment, so that it can go on there."""
+    path = out / "experiment.toml"
+    if not path.exists():
+        raise InputError(
+            "--out", str(out), "the folder of the experiment that goes on: there is no experiment.toml"
+        )
+    there, here = read_toml(path), json.loads(json.dumps(prepared.described()))
+    changed = differences(there, here)
+    if changed:
+        raise InputError("--resume", str(out), f"the same experiment as in {path}; changed: {'; '.join(changed)}")
+
+
+def differences(before: Any, after: Any, name: str = "") -> list[str]:
+    """Return what changed between two tables, a line each.
+
+    Examples:
+        >>> differences({"rounds": 5, "data": {"clients": 2}}, {"rounds": 7, "data": {"clients": 2, "alpha": 1}})
+        ['rounds: 5 -> 7', 'data.alpha: nothing -> 1']
+    """
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = dict.fromkeys([*before, *after])
+        pairs = [(str(key), before.get(key), after.get(key)) for key in keys]
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(before, after, strict=True))]
+    else:
+        shown = ["nothing" if value is None else value for value in (before, after)]
+        return [] if before == after else [f"{name}: {shown[0]} -> {shown[1]}"]
+    return [line for key, a, b in pairs for line in differences(a, b, f"{name}.{key}" if name else key)]
 
 
 def check_free(out: Path) -> None:

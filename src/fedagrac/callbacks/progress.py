@@ -52,9 +52,14 @@ class Progress(Callback):
     ) -> None:
         self._bar.stop()
 
+    def skip(self) -> None:
+        """Count a run as done that is not run."""
+        self._bar.advance(self._task, self.rounds)
+
     def on_start(self, run: Run) -> None:
         """Show which algorithm runs."""
         self._bar.update(self._task, description=self.name or run.algorithm.name, accuracy="")
+        self._bar.advance(self._task, len(run.history))  # of a run that goes on
 
     def on_round(self, run: Run, record: Record) -> None:
         """Move the bar."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -111,7 +112,7 @@ class Ranks:
         self.total(torch.zeros(1))
 
     def _lost(self, error: RuntimeError) -> LostRankError:
-        reason = str(error).strip().splitlines()[0]
+        reason = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().splitlines()[0]).split(". ")[0]
         return LostRankError(
             f"another process of this run is gone, so process {self.rank} of {self.size} stops too ({reason}); "
             "start it again with --resume"

@@ -1,0 +1,132 @@
+"""Checkpoints: a run that goes on equals one that never stopped, bit for bit."""
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import fedagrac as fg
+from fedagrac.algorithms import REGISTRY
+from fedagrac.callbacks import Checkpoints
+from fedagrac.checkpoints import Checkpoint, CheckpointError, read_checkpoint, read_history, write_checkpoint
+from fedagrac.clients import ClientTable
+from fedagrac.engines.sharded import Ranks
+from fedagrac.experiment import differences
+
+
+def run(name, rounds=7, **options):
+    fed = fg.Federation.load("digits", clients=6, partition=fg.Dirichlet(0.3))
+    model = fg.models.build("logistic", features=64, classes=10)
+    settings = {"steps": fg.Gaussian(8, 9, mode="random"), "batch_size": 10, **options}
+    return fg.simulate(model, fed, fg.algorithm(name, lr=0.1), rounds=rounds, **settings)
+
+
+@pytest.mark.parametrize("options", [{}, {"participation": 3}, {"sampling": "shuffle", "engine": "serial"}])
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_a_run_that_goes_on_equals_one_that_never_stopped(name, options, tmp_path):
+    whole = run(name, callbacks=[Checkpoints(tmp_path, every=3)], **options)
+    found = read_checkpoint(tmp_path)
+    assert found.round == 6
+    again = run(name, resume=replace(found, history=whole.history[:6]), **options)
+    assert torch.equal(again.vector, whole.vector)
+    for key in ("test_loss", "train_loss", "test_accuracy", "bytes_total", "sim_time", "fast"):
+        assert again.history.column(key) == whole.history.column(key)
+    assert len(again.history) == 7
+
+
+def test_state_in_files_gives_the_same(tmp_path):
+    files = run("fedagrac", participation=3, state_dir=tmp_path / "state")
+    assert torch.equal(files.vector, run("fedagrac", participation=3).vector)
+    assert list((tmp_path / "state").iterdir()) == []  # the files have no name
+
+
+def checkpoint(round=3, clients=(4, 1)):
+    table = ClientTable(6)
+    rows = torch.tensor([[float(c), 10.0 * c] for c in clients])
+    table.put(np.array(clients, dtype=np.int64), {"nu": rows})
+    state = {"x": torch.tensor([1.0, 2.0]), "nu": torch.tensor([0.5, 0.25], dtype=torch.float64)}
+    return Checkpoint(round, state, table, {"sim_time": 1.5, "note": "ü"})
+
+
+def test_everything_comes_back_and_two_are_kept(tmp_path):
+    for round in (3, 5, 12):
+        write_checkpoint(tmp_path, checkpoint(round))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "round-00000005.safetensors",
+        "round-00000012.safetensors",
+    ]
+    found = read_checkpoint(tmp_path)
+    assert (found.round, found.facts) == (12, {"sim_time": 1.5, "note": "ü"})
+    assert found.state["x"].tolist() == [1, 2]
+    assert found.state["nu"].dtype == torch.float64
+    assert found.table.rows(np.array([1, 4]))["nu"].tolist() == [[1, 10], [4, 40]]
+    assert found.table.unseen(np.arange(6)).tolist() == [0, 2, 3, 5]
+    assert read_checkpoint(tmp_path / "nothing") is None
+
+
+def test_parts_of_several_processes_become_one_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(Ranks, "wait", lambda self: None)
+    write_checkpoint(tmp_path, checkpoint(clients=(5, 0)), Ranks(rank=1, size=2))
+    assert read_checkpoint(tmp_path) is None  # the first process has not written yet
+    write_checkpoint(tmp_path, checkpoint(clients=(4, 1)), Ranks(rank=0, size=2))
+    found = read_checkpoint(tmp_path)
+    assert found.table.rows(np.array([0, 1, 4, 5]))["nu"][:, 0].tolist() == [0, 1, 4, 5]
+    own = found.table.of(np.array([True, True, False, False, False, False]))
+    assert own.unseen(np.arange(6)).tolist() == [2, 3, 4, 5]
+    (tmp_path / "round-00000003.rank-1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="rank-1"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, caplog):
+    write_checkpoint(tmp_path, checkpoint(3))
+    newest = write_checkpoint(tmp_path, checkpoint(6))
+    whole = newest.read_bytes()
+    for damaged in (whole[:100], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
+        newest.write_bytes(damaged)
+        with caplog.at_level(logging.WARNING, logger="fedagrac"):
+            assert read_checkpoint(tmp_path).round == 3
+        assert "damaged" in caplog.text
+    (tmp_path / "round-00000003.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_checkpoint(tmp_path)
+
+
+def test_another_format_is_refused(tmp_path):
+    path = write_checkpoint(tmp_path, checkpoint())
+    save_file(load_file(path), path, metadata={"fedagrac": json.dumps({"format": 99})})
+    with pytest.raises(CheckpointError, match="format 1 but of 99"):
+        read_checkpoint(tmp_path)
+    save_file(load_file(path), path)
+    with pytest.raises(CheckpointError, match="of None"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_history_longer_than_its_checkpoint_is_cut(tmp_path):
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"round": 1}\n{"round": 2}\n{"round": 3}\n{"rou')
+    assert [r["round"] for r in read_history(path, 2)] == [1, 2]
+    for bad in (4, 5):
+        with pytest.raises(CheckpointError):
+            read_history(path, bad)
+    with pytest.raises(CheckpointError):
+        read_history(tmp_path / "none", 1)
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    whole = run("fedagrac", callbacks=[Checkpoints(tmp_path, every=3)])
+    found = read_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="history"):
+        run("fedagrac", resume=found)
+    with pytest.raises(fg.InputError, match="before round 6"):
+        run("fedagrac", rounds=6, resume=replace(found, history=whole.history[:6]))
+
+
+def test_differences_between_lists():
+    assert differences({"a": [{"lr": 1}]}, {"a": [{"lr": 2}]}) == ["a.0.lr: 1 -> 2"]
+    assert differences({"a": [1]}, {"a": [1, 2]}) == ["a: [1] -> [1, 2]"]
+    assert differences({"a": 1}, {"a": 1}) == []
