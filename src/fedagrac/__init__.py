@@ -14,7 +14,7 @@ from fedagrac.algorithms import (
     Scaffold,
     algorithm,
 )
-from fedagrac.callbacks import Callback, EarlyStop, MLflow, TensorBoard
+from fedagrac.callbacks import Callback, Checkpoints, EarlyStop, MLflow, TensorBoard
 from fedagrac.data import IID, Dirichlet, Federation, Indices, Natural, Partition, Resample, Shards
 from fedagrac.errors import FedagracError, InputError
 from fedagrac.heterogeneity import (
@@ -41,6 +41,7 @@ __all__ = [
     "IID",
     "Algorithm",
     "Callback",
+    "Checkpoints",
     "Clock",
     "Constant",
     "DeviceProfile",
