@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from fedagrac.data.federation import Federation
     from fedagrac.models.vector import VectorModel
 
-__all__ = ["History", "Record", "SimulationResult", "Status"]
+__all__ = ["History", "Record", "SimulationResult", "Status", "over_seeds"]
 
 Record = dict[str, Any]
 """One round, readable as record["round"].
@@ -28,6 +30,20 @@ K_i of the cohort), bytes_up and bytes_down (of this round), bytes_total (both d
 including it), sim_time and wall_time (cumulative seconds)."""
 
 Status = Literal["finished", "stopped", "diverged"]
+
+
+def over_seeds(values: Sequence[float | None]) -> tuple[float | None, float]:
+    """Return the mean over seeds, None where one of them gave nothing, and the standard deviation, 0 with one.
+
+    Examples:
+        >>> over_seeds([1.0, 3.0])
+        (2.0, 1.4142135623730951)
+        >>> over_seeds([1.0, None]), over_seeds([])
+        ((None, 0.0), (None, 0.0))
+    """
+    known = [value for value in values if value is not None]
+    mean = statistics.fmean(known) if known and len(known) == len(values) else None
+    return mean, statistics.stdev(known) if len(known) > 1 else 0.0
 
 
 class History(list[Record]):

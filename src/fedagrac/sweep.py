@@ -19,6 +19,7 @@ from fedagrac.algorithms import options_of
 from fedagrac.config import Experiment
 from fedagrac.errors import InputError, nearest, one_of
 from fedagrac.experiment import check_free, prepare, run_experiment
+from fedagrac.results import over_seeds
 
 if TYPE_CHECKING:
     from fedagrac.callbacks.progress import Progress
@@ -169,18 +170,18 @@ class Choice:
 
     def values(self, by: By) -> list[float]:
         """Return what each seed gave; nothing for a run that diverged or did not reach its target."""
-        found = [None if row["status"] == "diverged" else row[FIELDS[by]] for row in self.rows]
-        return [float(value) for value in found if value is not None]
+        return [value for value in self._given(by) if value is not None]
+
+    def _given(self, by: By) -> list[float | None]:
+        return [None if row["status"] == "diverged" else row[FIELDS[by]] for row in self.rows]
 
     def mean(self, by: By) -> float | None:
         """Return the mean over the seeds; None where a run gave nothing."""
-        values = self.values(by)
-        return statistics.fmean(values) if len(values) == len(self.rows) else None
+        return over_seeds(self._given(by))[0]
 
     def spread(self, by: By) -> float:
         """Return the standard deviation over the seeds; 0 with one."""
-        values = self.values(by)
-        return statistics.stdev(values) if len(values) > 1 else 0.0
+        return over_seeds(self._given(by))[1]
 
     def rank(self, by: By) -> tuple[float, ...]:
         """Return a key by which the better choice is the larger: first by how many seeds gave something."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedagrac.paper.recipe import Found, Verdict
 from fedagrac.paper.records import Cell, Record
+from fedagrac.results import over_seeds
 
 __all__ = ["Choice", "best", "choices", "compare_means", "grid_cells", "seeded", "setting_text"]
 
@@ -67,10 +67,10 @@ class Choice:
     setting: str
     records: tuple[Record, ...]
 
-    def values(self, field: str) -> list[float]:
-        """Return what each seed gave; a run that diverged gave nothing."""
-        kept = [r.outcome for r in self.records if r.outcome.get("status") != "diverged"]
-        return [float(outcome[field]) for outcome in kept if outcome.get(field) is not None]
+    def values(self, field: str) -> list[float | None]:
+        """Return what each seed gave; a run that diverged gave None."""
+        outcomes = [record.outcome for record in self.records]
+        return [None if outcome.get("status") == "diverged" else outcome.get(field) for outcome in outcomes]
 
     @property
     def finished(self) -> bool:
@@ -79,13 +79,11 @@ class Choice:
 
     def mean(self, field: str = "final") -> float | None:
         """Return the mean over the seeds; None where a run gave nothing."""
-        values = self.values(field)
-        return statistics.fmean(values) if len(values) == len(self.records) else None
+        return over_seeds(self.values(field))[0]
 
     def spread(self, field: str = "final") -> float:
         """Return the standard deviation over the seeds; 0 with one."""
-        values = self.values(field)
-        return statistics.stdev(values) if len(values) > 1 else 0.0
+        return over_seeds(self.values(field))[1]
 
     def percent(self, field: str = "final") -> str:
         """Return mean and spread of an accuracy as text.
