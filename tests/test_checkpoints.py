@@ -13,6 +13,7 @@ import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.callbacks import Checkpoints
 from fedagrac.checkpoints import Checkpoint, CheckpointError, read_checkpoint, read_history, write_checkpoint
+from fedagrac.cli import main
 from fedagrac.clients import ClientTable
 from fedagrac.engines.sharded import Ranks
 from fedagrac.experiment import differences
@@ -130,3 +131,80 @@ def test_differences_between_lists():
     assert differences({"a": [{"lr": 1}]}, {"a": [{"lr": 2}]}) == ["a.0.lr: 1 -> 2"]
     assert differences({"a": [1]}, {"a": [1, 2]}) == ["a: [1] -> [1, 2]"]
     assert differences({"a": 1}, {"a": 1}) == []
+
+
+EXPERIMENT = """
+name = "mini"
+rounds = 6
+lr = 0.1
+checkpoint_every = 2
+[data]
+name = "digits"
+clients = 4
+batch_size = 10
+[steps]
+kind = "constant"
+steps = 3
+[[algorithm]]
+name = "fedavg"
+[[algorithm]]
+name = "fedlin"
+"""
+
+
+def command(*arguments):
+    with pytest.raises(SystemExit) as done:
+        main([*map(str, arguments)])
+    return done.value.code
+
+
+def test_the_command_goes_on_where_it_was_interrupted(tmp_path, capsys):
+    """FedLin's run loses its last rounds and its end, FedAvg's is left alone."""
+    file, out = tmp_path / "mini.toml", tmp_path / "out"
+    file.write_text(EXPERIMENT)
+    assert command("run", file, "--out", out, "--state-dir", tmp_path / "state", "--json") == 0
+    models = {name: (out / name / "model.safetensors").read_bytes() for name in ("fedavg", "fedlin")}
+    history = out / "fedlin" / "history.jsonl"
+    whole = history.read_text()
+    (out / "fedlin" / "status.json").unlink()
+    (out / "fedlin" / "model.safetensors").unlink()
+    history.write_text("\n".join(whole.splitlines()[:5]) + '\n{"rou')
+    before = (out / "fedavg" / "history.jsonl").stat().st_mtime_ns
+    assert command("run", "--resume", "--out", out, "--json") == 0
+    assert {name: (out / name / "model.safetensors").read_bytes() for name in models} == models
+    assert (out / "fedavg" / "history.jsonl").stat().st_mtime_ns == before
+
+    def timeless(text):
+        return [{k: v for k, v in json.loads(line).items() if k != "wall_time"} for line in text.splitlines()]
+
+    assert timeless(history.read_text()) == timeless(whole)
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [run["rounds"] for run in printed["runs"]] == [6, 6]
+
+
+def test_the_command_refuses_what_does_not_go_on(tmp_path, capsys):
+    file, out = tmp_path / "mini.toml", tmp_path / "out"
+    file.write_text(EXPERIMENT)
+    assert command("run", file, "--resume") == 2
+    assert "--out DIR" in capsys.readouterr().err
+    assert command("run", file, "--resume", "--out", out) == 2
+    assert "there is no experiment.toml" in capsys.readouterr().err
+    assert not out.exists()
+    assert command("run", file, "--out", out, "--json") == 0
+    capsys.readouterr()
+    assert command("run", file, "--resume", "--out", out, "--set", "algorithm.fedavg.lr=0.2") == 2
+    assert "algorithm.0.lr: 0.1 -> 0.2" in capsys.readouterr().err
+    file.write_text(EXPERIMENT.replace("checkpoint_every = 2", "checkpoint_every = -2"))
+    assert command("run", file, "--out", tmp_path / "other") == 2
+    assert "checkpoint_every" in capsys.readouterr().err
+
+
+def test_without_a_checkpoint_an_interrupted_run_starts_anew(tmp_path, capsys):
+    file, out = tmp_path / "mini.toml", tmp_path / "out"
+    file.write_text(EXPERIMENT.replace("checkpoint_every = 2", "checkpoint_every = 0"))
+    assert command("run", file, "--out", out, "--json") == 0
+    model = (out / "fedlin" / "model.safetensors").read_bytes()
+    assert not (out / "fedlin" / "checkpoint").exists()
+    (out / "fedlin" / "status.json").unlink()
+    assert command("run", "--resume", "--out", out, "--json") == 0
+    assert (out / "fedlin" / "model.safetensors").read_bytes() == model
