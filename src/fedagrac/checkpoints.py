@@ -1,8 +1,8 @@
 """Checkpoints: everything a run needs to go on, in one file. Safetensors and JSON only.
 
 A checkpoint holds the server's vectors, what it remembers of each client, and a few facts as JSON. It is written
-to a temporary file and renamed, and the last two are kept, so a crash at any moment leaves one that loads. The rounds
-so far are not in it: they are in history.jsonl beside it.
+to a temporary file and renamed, and the last two are kept, so a crash at any moment leaves one that loads. The
+rounds so far are not in it: they are in history.jsonl beside it.
 """
 
 from __future__ import annotations
