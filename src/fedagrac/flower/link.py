@@ -32,6 +32,9 @@ log = logging.getLogger("fedagrac")
 GRACE = 30.0
 """Seconds after the deadline in which a late reply may still arrive, to be named and dropped."""
 
+LOOK_SECONDS = 3.0
+"""How often the server looks who is connected while it waits for replies."""
+
 HELLO = "query.hello"
 
 
@@ -101,7 +104,8 @@ class Link:
             if number is not None:
                 waiting[number] = client
         replies: dict[int, Parcel] = {}
-        end = time.monotonic() + seconds
+        carriers = dict(self.nodes)
+        end, look = time.monotonic() + seconds, time.monotonic() + LOOK_SECONDS
         while waiting:
             for number, reply in self._pull(waiting).items():
                 client = waiting.pop(number)
@@ -110,6 +114,11 @@ class Link:
             if not waiting or time.monotonic() >= end:
                 break
             time.sleep(min(float(self.settings.poll_seconds), max(0.0, end - time.monotonic())))
+            if time.monotonic() >= look:
+                look = time.monotonic() + LOOK_SECONDS
+                self.roll_call(round)
+                for number in [n for n, client in waiting.items() if self.nodes.get(client) != carriers[client]]:
+                    del waiting[number]  # its node left or came back as another: nothing will come
         for client in waiting.values():
             self.note(f"client {client}: no reply to {kind} within {seconds:g} s")
         return replies
