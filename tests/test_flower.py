@@ -1,21 +1,26 @@
 """Flower: the server's logic over an in-memory grid, and real processes on loopback."""
 
 import json
+import signal
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 
 import fedagrac as fg
 from fedagrac.errors import FedagracError, InputError
+from flower_processes import Loopback
 
 pytest.importorskip("flwr", reason="the extra fedagrac[flower] is not installed")
 
 from flwr.app import Array, Context, Error, Message, RecordDict
 
 from fedagrac.checkpoints import read_checkpoint
-from fedagrac.flower import client_app, extra
+from fedagrac.flower import client_app, extra, link
 from fedagrac.flower.server import FlowerRun, build_model, needs_steps_first
 from fedagrac.flower.settings import Settings, partition_of
 
@@ -271,6 +276,20 @@ def test_a_late_reply_is_dropped_and_named_in_the_round_it_comes_in(tmp_path):
     assert run.history[1]["events"] == ["client 2: late reply of round 1, dropped"]
 
 
+def test_looking_who_is_there_loses_no_reply(tmp_path, monkeypatch):
+    monkeypatch.setattr(link, "LOOK_SECONDS", 0.0)
+    waited = {}
+
+    def delay(node, kind, round, reply):
+        waited[node, kind, round] = waited.get((node, kind, round), 0) + 1
+        return reply if waited[node, kind, round] > 3 * (node == 11) else None
+
+    settings = config(tmp_path, round_seconds=5.0)
+    run = flower(settings, federation(settings, delay))
+    assert [record["events"] for record in run.history] == [[], [], []]
+    assert close(run.state["x"], simulated(fg.FedaGrac(lr=0.1)).vector)
+
+
 @pytest.mark.parametrize("how", ["lost", "nan", "forgotten"])
 def test_a_fast_client_that_misses_the_second_exchange_gives_its_mean_gradient(how, tmp_path):
     def spoil(node, kind, round, reply):
@@ -431,3 +450,118 @@ def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setattr(extra.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(FedagracError, match=r"pip install 'fedagrac\[flower\]'"):
         client_app(model, data)
+
+
+def store_data(folder):
+    for i in range(3):
+        mine = FED.samples_of(i)
+        np.savez(folder / f"{i}.npz", inputs=FED.inputs[mine].numpy(), targets=FED.targets[mine].numpy())
+
+
+def run_everything(folder):
+    """Do all runs that one federation can serve, the last of them with a node that is killed and returns."""
+    planned = {"steps": {"kind": "explicit", "table": json.dumps([K])}}
+    fedagrac = {"algorithm": {"name": "fedagrac", "lr": 0.1}}
+    fedavg = {"algorithm": {"name": "fedavg", "lr": 0.1}}
+    with Loopback(folder, nodes=3) as loopback:
+        store_data(folder)
+        loopback.start_link()
+        for i in range(3):
+            loopback.start_node(i, f"steps={K[i]}")
+        loopback.run("fedagrac", rounds=3, **fedagrac, **planned)
+        loopback.run("chosen", rounds=2, **fedagrac, steps={"kind": "client"})
+        loopback.run("fedavg", rounds=3, **fedavg, **planned)
+        loopback.run("bad", rounds=2, min_clients=1, fault="bad", **fedagrac, **planned)
+        loopback.wait("fedagrac", "chosen", "fedavg", "bad", seconds=240)
+        loopback.run("killed", rounds=4, min_clients=2, fault="hang", **fedavg, **planned)
+        end = time.monotonic() + 100
+        while not (folder / "hanging").exists():
+            assert time.monotonic() < end, loopback.logs()
+            time.sleep(0.2)
+        loopback.stop("node1", signal.SIGKILL)
+        loopback.start_node(1, f"steps={K[1]}")
+        loopback.wait("killed", seconds=150)
+
+
+@pytest.fixture(scope="session")
+def loopback_folder(tmp_path_factory):
+    """The results of a federation of processes, made once however many test processes share the machine."""
+    shared = tmp_path_factory.getbasetemp()
+    if shared.name.startswith("popen-"):  # a worker of pytest-xdist
+        shared = shared.parent
+    folder = shared / "loopback"
+    with FileLock(str(shared / "loopback.lock"), timeout=600):
+        if not (folder / "done").exists():
+            assert not folder.exists(), "the processes failed in another test"
+            folder.mkdir()
+            run_everything(folder)
+            (folder / "done").touch()
+    return folder
+
+
+def final(folder, name):
+    return load_file(Path(folder) / name / "model.safetensors")
+
+
+def rounds_of(folder, name):
+    return [json.loads(line) for line in (folder / name / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "algorithm"),
+    [("fedagrac", 3, fg.FedaGrac(lr=0.1)), ("fedavg", 3, fg.FedAvg(lr=0.1)), ("chosen", 2, fg.FedaGrac(lr=0.1))],
+)
+def test_processes_equal_a_simulation(name, rounds, algorithm, loopback_folder):
+    """Planned by the server, and chosen by the clients in two exchanges."""
+    expected = simulated(algorithm, rounds, dtype=torch.float32)
+    for key, value in final(loopback_folder, name).items():
+        torch.testing.assert_close(value, expected.params[key], atol=1e-6, rtol=0)
+    history = rounds_of(loopback_folder, name)
+    assert [record["clients"] for record in history] == [3] * rounds
+    for ours, theirs in zip(history, expected.history, strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=1e-6)
+        assert (ours["bytes_up"], ours["bytes_down"]) == (theirs["bytes_up"], theirs["bytes_down"])
+
+
+def test_processes_that_send_nonsense_are_dropped(loopback_folder):
+    first, second = rounds_of(loopback_folder, "bad")
+    assert first["clients"] == 1
+    assert first["dropped"] == 2
+    assert any("client 0: reply dropped, model holds NaN" in event for event in first["events"])
+    assert any("client 1: reply dropped, model has shape (649,)" in event for event in first["events"])
+    assert second["clients"] == 2
+    assert any("client 2: reply dropped, steps = 1000000000" in event for event in second["events"])
+    assert all(torch.isfinite(value).all() for value in final(loopback_folder, "bad").values())
+
+
+def test_a_process_that_is_killed_and_returns_takes_part_again(loopback_folder):
+    history = rounds_of(loopback_folder, "killed")
+    assert [record["clients"] for record in history][:2] == [3, 2]
+    assert history[-1]["clients"] == 3
+    assert set(history[1]["steps"]) == {"0", "2"}
+    events = [event for record in history for event in record["events"]]
+    assert any("client 1: carried by another node now" in event for event in events)
+
+
+def test_tls_lets_in_registered_keys_alone(tmp_path):
+    from fedagrac.flower.keys import write_keys
+
+    keys = write_keys(tmp_path / "keys", nodes=3)
+    with Loopback(tmp_path / "secure", nodes=3, keys=keys) as loopback:
+        store_data(loopback.folder)
+        loopback.start_link()
+        for i in (0, 1):
+            said = loopback.flwr("supernode", "register", keys / f"node-{i}.pub", "loopback")
+            assert "registered successfully" in said, said + loopback.logs()
+            loopback.start_node(i, key=keys / f"node-{i}")
+        loopback.start_node(2, key=keys / "node-2")  # a good key that nobody registered
+        algorithm = {"name": "fedavg", "lr": 0.1}
+        steps = {"kind": "constant", "steps": 3}
+        loopback.run("run", clients=2, rounds=1, algorithm=algorithm, steps=steps)
+        loopback.wait("run", seconds=120)
+        assert [record["clients"] for record in loopback.history("run")] == [2]
+        refused = (loopback.folder / "node2.log").read_text()
+        nodes = json.loads(loopback.flwr("supernode", "list", "loopback", "--format", "json"))["nodes"]
+        print(refused, nodes)
+        assert len(nodes) == 2
+        assert "SuperNode ID" not in refused

@@ -116,7 +116,7 @@ class Link:
             time.sleep(min(float(self.settings.poll_seconds), max(0.0, end - time.monotonic())))
             if time.monotonic() >= look:
                 look = time.monotonic() + LOOK_SECONDS
-                self.roll_call(round)
+                self._look(round)
                 for number in [n for n, client in waiting.items() if self.nodes.get(client) != carriers[client]]:
                     del waiting[number]  # its node left or came back as another: nothing will come
         for client in waiting.values():
@@ -167,7 +167,12 @@ class Link:
         return arrived
 
     def roll_call(self, round: int) -> None:
-        """Look who is connected, greet nodes not met before, and forget those that left; wait for nobody."""
+        """Look who is connected and take in what has arrived; wait for nobody."""
+        self._look(round)
+        self._pull()
+
+    def _look(self, round: int) -> None:
+        """Greet nodes not met before, and forget those that left."""
         present = set(self.grid.get_node_ids())
         for client, node in list(self.nodes.items()):
             if node not in present:
@@ -181,7 +186,6 @@ class Link:
                 self._greetings[node] = self._greetings.get(node, 0) + 1
                 ask = Parcel(facts, {} if self.x1 is None or self.started else {"x": self.x1})
                 self._push(_Sent(node, None, HELLO, round), ask, float(self.settings.wait_seconds))
-        self._pull()
 
     def _meet(self, node: int, reply: Parcel) -> None:
         """Check who a node says it is, and let it carry that client."""
