@@ -47,14 +47,14 @@ from federation import task
 
 def faults(message, context, call_next):
     """Spoil replies as the run config says: a node that errs, one that hangs."""
-    fault, me = context.run_config["app.fault"], context.node_config["partition-id"]
+    fault, me = context.run_config["app.faults"], context.node_config["partition-id"]
     place = me, int(message.metadata.group_id)
     training = message.metadata.message_type == "train.steps"
-    if fault == "hang" and training and place == (1, 2):
+    if fault and training and place == (1, 2):
         Path(context.run_config["app.data"], "hanging").touch()
         time.sleep(300)
     reply = call_next(message, context)
-    if fault == "bad" and training:
+    if fault and training:
         vectors = reply.content["vectors"]
         model = vectors["model"].numpy()
         if place == (0, 1):
@@ -175,7 +175,7 @@ class Loopback:
             "wait_seconds": 100.0,
             "poll_seconds": 0.2,
             "out": str(self.folder / name),
-            "app": {"data": str(self.folder), "fault": settings.pop("fault", "")},
+            "app": {"data": str(self.folder), "faults": settings.pop("faults", False)},
         }
         config = {"tool": {"flwr": {"app": {"config": {**common, **settings}}}}}
         (app / "pyproject.toml").write_text(project + tomli_w.dumps(config))

@@ -471,16 +471,15 @@ def run_everything(folder):
         loopback.run("fedagrac", rounds=3, **fedagrac, **planned)
         loopback.run("chosen", rounds=2, **fedagrac, steps={"kind": "client"})
         loopback.run("fedavg", rounds=3, **fedavg, **planned)
-        loopback.run("bad", rounds=2, min_clients=1, fault="bad", **fedagrac, **planned)
-        loopback.wait("fedagrac", "chosen", "fedavg", "bad", seconds=240)
-        loopback.run("killed", rounds=4, min_clients=2, fault="hang", **fedavg, **planned)
+        loopback.wait("fedagrac", "chosen", "fedavg", seconds=240)
+        loopback.run("troubled", rounds=3, min_clients=1, faults=True, **fedagrac, **planned)
         end = time.monotonic() + 100
         while not (folder / "hanging").exists():
             assert time.monotonic() < end, loopback.logs()
             time.sleep(0.2)
         loopback.stop("node1", signal.SIGKILL)
         loopback.start_node(1, f"steps={K[1]}")
-        loopback.wait("killed", seconds=150)
+        loopback.wait("troubled", seconds=150)
 
 
 @pytest.fixture(scope="session")
@@ -524,23 +523,21 @@ def test_processes_equal_a_simulation(name, rounds, algorithm, loopback_folder):
 
 
 def test_processes_that_send_nonsense_are_dropped(loopback_folder):
-    first, second = rounds_of(loopback_folder, "bad")
-    assert first["clients"] == 1
+    first, second, _ = rounds_of(loopback_folder, "troubled")
+    assert set(first["steps"]) == {"2"}
     assert first["dropped"] == 2
     assert any("client 0: reply dropped, model holds NaN" in event for event in first["events"])
     assert any("client 1: reply dropped, model has shape (649,)" in event for event in first["events"])
-    assert second["clients"] == 2
     assert any("client 2: reply dropped, steps = 1000000000" in event for event in second["events"])
-    assert all(torch.isfinite(value).all() for value in final(loopback_folder, "bad").values())
+    assert all(torch.isfinite(value).all() for value in final(loopback_folder, "troubled").values())
 
 
-def test_a_process_that_is_killed_and_returns_takes_part_again(loopback_folder):
-    history = rounds_of(loopback_folder, "killed")
-    assert [record["clients"] for record in history][:2] == [3, 2]
-    assert history[-1]["clients"] == 3
-    assert set(history[1]["steps"]) == {"0", "2"}
-    events = [event for record in history for event in record["events"]]
-    assert any("client 1: carried by another node now" in event for event in events)
+def test_a_process_that_is_killed_in_a_round_and_returns_takes_part_again(loopback_folder):
+    _, second, third = rounds_of(loopback_folder, "troubled")
+    assert set(second["steps"]) == {"0"}
+    assert any("client 1: carried by another node now" in event for event in second["events"])
+    assert set(third["steps"]) == {"0", "1", "2"}
+    assert third["events"] == []
 
 
 def test_tls_lets_in_registered_keys_alone(tmp_path):
@@ -560,8 +557,9 @@ def test_tls_lets_in_registered_keys_alone(tmp_path):
         loopback.run("run", clients=2, rounds=1, algorithm=algorithm, steps=steps)
         loopback.wait("run", seconds=120)
         assert [record["clients"] for record in loopback.history("run")] == [2]
+        assert loopback.processes["node2"].wait(60) != 0
         refused = (loopback.folder / "node2.log").read_text()
-        nodes = json.loads(loopback.flwr("supernode", "list", "loopback", "--format", "json"))["nodes"]
-        print(refused, nodes)
-        assert len(nodes) == 2
+        assert "Failed to activate SuperNode" in refused
         assert "SuperNode ID" not in refused
+        nodes = json.loads(loopback.flwr("supernode", "list", "loopback", "--format", "json"))["nodes"]
+        assert len(nodes) == 2
