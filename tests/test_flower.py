@@ -21,7 +21,8 @@ from flwr.app import Array, Context, Error, Message, RecordDict
 
 from fedagrac.checkpoints import read_checkpoint
 from fedagrac.flower import client_app, extra, link
-from fedagrac.flower.server import FlowerRun, build_model, needs_steps_first
+from fedagrac.flower.rounds import needs_steps_first
+from fedagrac.flower.server import FlowerRun, build_model
 from fedagrac.flower.settings import Settings, partition_of
 
 K = [3, 5, 12]

@@ -100,6 +100,8 @@ class Link:
         seconds = float(self.settings.round_seconds)
         waiting = {}
         for client, parcel in parcels.items():
+            if client not in self.nodes:  # it left since the round was planned, which was noted
+                continue
             number = self._push(_Sent(self.nodes[client], client, kind, round), parcel, seconds + GRACE)
             if number is not None:
                 waiting[number] = client
