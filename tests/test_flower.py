@@ -1,6 +1,7 @@
 """Flower: the server's logic over an in-memory grid, and real processes on loopback."""
 
 import json
+import runpy
 import signal
 import time
 from pathlib import Path
@@ -20,7 +21,9 @@ pytest.importorskip("flwr", reason="the extra fedagrac[flower] is not installed"
 from flwr.app import Array, Context, Error, Message, RecordDict
 
 from fedagrac.checkpoints import read_checkpoint
+from fedagrac.cli import main
 from fedagrac.flower import client_app, extra, link
+from fedagrac.flower.app import write_app
 from fedagrac.flower.rounds import needs_steps_first
 from fedagrac.flower.server import FlowerRun, build_model
 from fedagrac.flower.settings import Settings, partition_of
@@ -451,6 +454,51 @@ def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setattr(extra.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(FedagracError, match=r"pip install 'fedagrac\[flower\]'"):
         client_app(model, data)
+
+
+def test_a_new_app_is_complete_and_its_settings_are_good(tmp_path):
+    from flwr.cli.config_utils import load_and_validate
+    from flwr.common.config import flatten_dict
+
+    app = write_app(tmp_path / "My App")
+    project, warnings = load_and_validate(app / "pyproject.toml")
+    assert not warnings
+    settings = Settings.of(flatten_dict(project["tool"]["flwr"]["app"]["config"]))
+    assert (settings.clients, settings.min_clients, settings.build_algorithm().name) == (3, 2, "fedagrac")
+    assert sorted(path.name for path in (app / "my_app").iterdir()) == [
+        "__init__.py", "client_app.py", "server_app.py", "task.py",
+    ]  # fmt: skip
+    assert "@" not in (app / "README.md").read_text()
+    hooks = runpy.run_path(str(app / "my_app" / "task.py"))
+    run_config = flatten_dict(project["tool"]["flwr"]["app"]["config"])
+    context = Context(1, 2, {"partition-id": 2}, RecordDict(), run_config)
+    inputs, targets = hooks["data"](context)
+    assert len(inputs) == len(targets) > 0
+    assert hooks["model"](context)(inputs[:2].float()).shape == (2, 10)
+    assert len(hooks["test"](context)[0]) == 360
+
+
+def test_the_commands_write_an_app_and_keys(tmp_path, capsys):
+    main_quietly(["flower", "new", str(tmp_path / "app")])
+    main_quietly(["flower", "keys", str(tmp_path / "keys"), "--nodes", "1", "--host", "10.0.0.5"])
+    made = {path.name for path in (tmp_path / "keys").iterdir()}
+    assert made == {"ca.crt", "ca.key", "server.crt", "server.key", "node-0", "node-0.pub"}
+    assert (tmp_path / "keys" / "node-0").stat().st_mode & 0o077 == 0
+    for command in (
+        ["new", str(tmp_path / "app")],
+        ["keys", str(tmp_path / "keys")],
+        ["new", str(tmp_path / "3")],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["flower", *command])
+        assert ended.value.code == 2
+        assert "DIR = " in capsys.readouterr().err
+
+
+def main_quietly(arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code in (0, None)
 
 
 def store_data(folder):

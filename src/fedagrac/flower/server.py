@@ -188,6 +188,8 @@ class FlowerRun:
                     "out", str(self.folder), f"another folder: it holds a run with {key} = {before!r}"
                 )
         lines = (self.folder / "history.jsonl").read_text(encoding="utf-8").splitlines()[: stored.round]
+        if len(lines) < stored.round:
+            raise FedagracError(f"{self.folder / 'history.jsonl'} holds {len(lines)} of {stored.round} rounds")
         self.history = History(json.loads(line) for line in lines)
         write_atomically(self.folder / "history.jsonl", "".join(line + "\n" for line in lines).encode())
         self.state, self.table = stored.state, stored.table

@@ -22,6 +22,9 @@ __all__ = ["ClientSteps", "Settings", "partition_of"]
 
 Number = StrictInt | StrictFloat
 
+PLANNED = {kind: schedule for kind, schedule in STEPS.items() if kind != "devices"}
+"""Schedules that a server can plan by; real devices are as fast as they are."""
+
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -130,9 +133,8 @@ class Settings(_Table):
                     if key not in ClientSteps.model_fields:
                         raise unknown(key, value, ClientSteps.model_fields)
                 return ClientSteps(**self.steps)
-            if self.steps.get("kind") not in STEPS:
-                one_of("kind", self.steps.get("kind"), ["client", *STEPS])
-            return build_kind(self.steps, STEPS)
+            one_of("kind", self.steps.get("kind"), ["client", *PLANNED])
+            return build_kind(self.steps, PLANNED)
 
     @property
     def batch(self) -> int | None:
