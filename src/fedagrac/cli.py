@@ -22,6 +22,7 @@ from rich.table import Table
 
 from fedagrac.cli_bench import bench
 from fedagrac.cli_data import data_app
+from fedagrac.cli_flower import flower_app
 from fedagrac.cli_reproduce import reproduce
 from fedagrac.cli_sweep import sweep
 from fedagrac.errors import FedagracError, InputError
@@ -39,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 app.command()(sweep)
 app.command()(reproduce)
 app.command()(bench)

@@ -39,7 +39,15 @@ from fedagrac.heterogeneity import (
 from fedagrac.schedule import Piecewise
 from fedagrac.simulation import Stop
 
-__all__ = ["AlgorithmSettings", "DataSettings", "Experiment", "apply_settings", "read_toml", "section"]
+__all__ = [
+    "AlgorithmSettings",
+    "DataSettings",
+    "Experiment",
+    "apply_settings",
+    "build_kind",
+    "read_toml",
+    "section",
+]
 
 PARTITIONS: dict[str, type[Partition]] = {
     "dirichlet": Dirichlet,
@@ -332,6 +340,11 @@ def section(name: str) -> Iterator[None]:
     except InputError as error:
         field = error.field.removeprefix(f"{name}.")
         raise InputError(f"{name}.{field}" if field else name, error.value, error.accepted) from None
+
+
+def build_kind(table: dict[str, Any], kinds: dict[str, type[T]]) -> T:
+    """Make an object from a table whose `kind` names its class and whose other keys are its settings."""
+    return _from_table("", table, kinds)
 
 
 def _from_table(field: str, table: dict[str, Any], kinds: dict[str, type[T]]) -> T:

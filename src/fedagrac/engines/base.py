@@ -87,6 +87,8 @@ class Workload:
         loss: a scalar mean over the samples of a batch.
         inputs, targets: the pooled training samples, resident on the device; pictures as bytes.
         weight_decay: adds weight_decay * x to every gradient.
+        numbers: under which number each client draws its batches, [M]; None for its own. A machine that holds one
+            client's data alone calls it client 0, yet draws what that client draws in a simulation of all.
     """
 
     model: VectorModel
@@ -99,6 +101,7 @@ class Workload:
     sampling: Sampling
     weight_decay: float
     seed: int
+    numbers: npt.NDArray[np.int64] | None = None
 
     @classmethod
     def of(
@@ -110,6 +113,7 @@ class Workload:
         sampling: Sampling,
         weight_decay: float,
         seed: int,
+        numbers: npt.NDArray[np.int64] | None = None,
     ) -> Workload:
         """Put the data on the device and try the model and the loss on two samples."""
         embeds = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.module.modules())
@@ -131,6 +135,7 @@ class Workload:
             sampling=sampling,
             weight_decay=weight_decay,
             seed=seed,
+            numbers=numbers,
         )
         workload._try(default_loss=loss is None)
         return workload
@@ -144,15 +149,19 @@ class Workload:
             np.minimum(own, self.batch_size) if self.sampling == "shuffle" else np.full_like(own, self.batch_size)
         )
 
+    def number_of(self, client: int) -> int:
+        """Return the number that names the client's random streams."""
+        return int(client if self.numbers is None else self.numbers[client])
+
     def draw(self, client: int, steps: int, round: int) -> Batches:
         """Return which samples the client uses in each step of the round, and how its pictures are shifted."""
-        own = self.federation.samples_of(client)
-        positions = batch_positions(len(own), steps, self.batch_size, self.sampling, self.seed, round, client)
+        own, number = self.federation.samples_of(client), self.number_of(client)
+        positions = batch_positions(len(own), steps, self.batch_size, self.sampling, self.seed, round, number)
         images = self.federation.images
         if images is None or not images.padding:
             return Batches(own[positions], None)
         batch = positions.shape[1]
-        return Batches(own[positions], draw_shifts(steps, batch, images.padding, self.seed, round, client))
+        return Batches(own[positions], draw_shifts(steps, batch, images.padding, self.seed, round, number))
 
     @property
     def pool(self) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ Every other engine must give these numbers. Debug with this one.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -15,7 +16,7 @@ from fedagrac.local import Plan, Result
 from fedagrac.streams import Purpose, torch_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     import numpy.typing as npt
@@ -39,21 +40,36 @@ class SerialEngine:
 
     def run(self, plan: Plan, x: Tensor, clients: npt.NDArray[np.int64], round: int) -> Result:
         """Run the local rule of every client from x, as the plan says."""
+        return self.run_until(plan, x, clients, round, over=None)[0]
+
+    def run_until(
+        self,
+        plan: Plan,
+        x: Tensor,
+        clients: npt.NDArray[np.int64],
+        round: int,
+        over: Callable[[int], bool] | None,
+    ) -> tuple[Result, npt.NDArray[np.int64]]:
+        """Run the local rules until over(steps done) says so; return also how many steps each client did.
+
+        Every client does at least one step and at most those of the plan. Without `over` it does all of them.
+        """
         w = self.workload
         models = starts_of(x, torch.arange(len(clients), device=x.device)).clone()
         loss = torch.zeros(len(clients), dtype=torch.float64, device=x.device)
         first = torch.zeros_like(models) if plan.first_steps.any() else None
         total = torch.zeros_like(models) if plan.accumulate else None
+        done = plan.steps.copy()
         with training(w):
             for i, client in enumerate(clients):
-                seed_dropout(w, round, client)
+                seed_dropout(w, round, w.number_of(client))
                 K, eta, mu = int(plan.steps[i]), float(plan.lr[i]), float(plan.mu[i])
                 n_first = int(plan.first_steps[i])
                 x_i, start = models[i], x if x.ndim == 1 else x[i]
                 c_i = None if plan.correction is None else plan.correction[i]
                 running = torch.zeros((), dtype=torch.float64, device=x.device)
                 w.model.bind(x_i)
-                for k, (samples, shifts) in enumerate(w.draw(client, K, round).on(x.device)):
+                for k, (samples, shifts) in enumerate(self._batches(client, K, round, over is not None)):
                     value, g = self._gradient(x_i, *w.load(samples, shifts))
                     running += value
                     if first is not None and k < n_first:
@@ -65,8 +81,23 @@ class SerialEngine:
                     if mu:
                         g += mu * (x_i - start)
                     x_i.sub_(g, alpha=eta)
+                    if over is not None and over(k + 1):
+                        done[i] = K = k + 1
+                        break
                 loss[i] = running / K
-        return Result(models, loss, first, total)
+                if first is not None and n_first > K:
+                    first[i] *= n_first / K
+        return Result(models, loss, first, total), done
+
+    def _batches(
+        self, client: int, steps: int, round: int, piecewise: bool
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield a client's batches; piecewise where nobody knows how many of them will be used."""
+        w, drawn = self.workload, 0
+        while drawn < steps:
+            ahead = min(steps, max(64, 2 * drawn)) if piecewise else steps
+            yield from itertools.islice(w.draw(client, ahead, round).on(w.model.device), drawn, None)
+            drawn = ahead
 
     def gradients(
         self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
@@ -77,7 +108,7 @@ class SerialEngine:
         w.model.bind(x)
         with training(w):
             for i, client in enumerate(clients):
-                seed_dropout(w, round, client)
+                seed_dropout(w, round, w.number_of(client))
                 if batch == "first":
                     for samples, shifts in w.draw(client, 1, round).on(x.device):
                         rows[i] = self._gradient(x, *w.load(samples, shifts))[1]

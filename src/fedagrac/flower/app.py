@@ -1,0 +1,46 @@
+"""A new Flower app on disk: `fedagrac flower new`."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from importlib import resources
+from pathlib import Path
+
+from fedagrac.errors import InputError
+
+__all__ = ["write_app"]
+
+FILES = {
+    "pyproject.toml": "pyproject.toml.txt",
+    "README.md": "README.md.txt",
+    "{package}/task.py": "task.py.txt",
+    "{package}/client_app.py": "client_app.py.txt",
+    "{package}/server_app.py": "server_app.py.txt",
+}
+
+
+def write_app(folder: str | Path) -> Path:
+    """Write a ready Flower app into a new or empty folder; its name becomes the app's.
+
+    Examples:
+        >>> import tempfile
+        >>> made = write_app(Path(tempfile.mkdtemp()) / "my-app")
+        >>> sorted(path.name for path in made.iterdir())
+        ['README.md', 'my_app', 'pyproject.toml']
+    """
+    folder = Path(folder)
+    name = re.sub(r"[^a-z0-9]+", "-", folder.absolute().name.lower()).strip("-")
+    package = name.replace("-", "_")
+    if not package.isidentifier() or keyword.iskeyword(package):
+        raise InputError("DIR", str(folder), "a folder whose name begins with a letter, such as my-app")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError("DIR", str(folder), "a new or empty folder")
+    (folder / package).mkdir(parents=True, exist_ok=True)
+    (folder / package / "__init__.py").write_text('"""A Flower app."""\n', encoding="utf-8")
+    stored = resources.files("fedagrac.flower").joinpath("template")
+    for target, source in FILES.items():
+        text = stored.joinpath(source).read_text(encoding="utf-8")
+        text = text.replace("@NAME@", name).replace("@PACKAGE@", package)
+        (folder / target.format(package=package)).write_text(text, encoding="utf-8")
+    return folder

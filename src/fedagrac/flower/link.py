@@ -1,0 +1,273 @@
+"""Exchanges with clients over Flower's Grid: who is there, what they answer, what goes wrong.
+
+Clients are known by their partition; which node carries a partition may change at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from fedagrac.errors import FedagracError, InputError
+from fedagrac.flower.wire import PROTOCOL, BadReplyError, Parcel, fingerprint, pack, unpack
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from flwr.serverapp import Grid
+    from torch import Tensor
+
+    from fedagrac.flower.settings import Settings
+    from fedagrac.models.vector import VectorModel
+
+__all__ = ["Link", "MissedError", "RemoteGradients"]
+
+log = logging.getLogger("fedagrac")
+
+GRACE = 30.0
+"""Seconds after the deadline in which a late reply may still arrive, to be named and dropped."""
+
+LOOK_SECONDS = 3.0
+"""How often the server looks who is connected while it waits for replies."""
+
+HELLO = "query.hello"
+
+
+class MissedError(FedagracError):
+    """Clients whose answer is needed and did not come."""
+
+    def __init__(self, clients: list[int]) -> None:
+        self.clients = clients
+        super().__init__(f"clients {clients} did not answer")
+
+
+@dataclass(frozen=True)
+class _Sent:
+    node: int
+    client: int | None
+    kind: str
+    round: int
+
+    @property
+    def who(self) -> str:
+        return f"node {self.node}" if self.client is None else f"client {self.client}"
+
+
+class Link:
+    """The server's line to its clients.
+
+    Attributes:
+        x1: where nodes that say hello before the first round compute their gradient; None where nobody needs it.
+        started: whether the first round has begun; before that, what is wrong with a node ends the run.
+        nodes: which node carries which client at present.
+        sizes: how many samples each client reported when it was first met.
+        gradients: full local gradients at x_1, by client.
+        events: what went wrong or changed since the last `take_events`, in words.
+        bytes_down, bytes_up: vectors sent and received since the start.
+    """
+
+    def __init__(self, grid: Grid, model: VectorModel, settings: Settings, x1: Tensor | None = None) -> None:
+        self.grid, self.model, self.settings, self.x1 = grid, model, settings, x1
+        self.started = False
+        self.nodes: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.gradients: dict[int, Tensor] = {}
+        self.events: list[str] = []
+        self.bytes_down = self.bytes_up = 0
+        self._greetings: dict[int, int] = {}
+        self._sent: dict[str, _Sent] = {}
+
+    def note(self, event: str) -> None:
+        """Say what happened, here and in the history of the round."""
+        log.warning("%s", event)
+        self.events.append(event)
+
+    def take_events(self) -> list[str]:
+        """Return the events since the last call."""
+        events, self.events = self.events, []
+        return events
+
+    def exchange(self, kind: str, parcels: Mapping[int, Parcel], round: int) -> dict[int, Parcel]:
+        """Send each client its parcel and return the replies that came in time, by client.
+
+        Whoever did not answer, or with an error, is noted. Replies are unpacked but not checked.
+        """
+        seconds = float(self.settings.round_seconds)
+        waiting = {}
+        for client, parcel in parcels.items():
+            if client not in self.nodes:  # it left since the round was planned, which was noted
+                continue
+            number = self._push(_Sent(self.nodes[client], client, kind, round), parcel, seconds + GRACE)
+            if number is not None:
+                waiting[number] = client
+        replies: dict[int, Parcel] = {}
+        carriers = dict(self.nodes)
+        end, look = time.monotonic() + seconds, time.monotonic() + LOOK_SECONDS
+        while waiting:
+            for number, reply in self._pull(waiting).items():
+                client = waiting.pop(number)
+                if reply is not None:
+                    replies[client] = reply
+            if not waiting or time.monotonic() >= end:
+                break
+            time.sleep(min(float(self.settings.poll_seconds), max(0.0, end - time.monotonic())))
+            if time.monotonic() >= look:
+                look = time.monotonic() + LOOK_SECONDS
+                self._look(round)
+                for number in [n for n, client in waiting.items() if self.nodes.get(client) != carriers[client]]:
+                    del waiting[number]  # its node left or came back as another: nothing will come
+        for client in waiting.values():
+            self.note(f"client {client}: no reply to {kind} within {seconds:g} s")
+        return replies
+
+    def _push(self, sent: _Sent, parcel: Parcel, seconds: float) -> str | None:
+        """Send one message; return its number, or None where it could not be sent."""
+        from flwr.app import Message
+
+        message = Message(
+            pack(parcel), dst_node_id=sent.node, message_type=sent.kind, group_id=str(sent.round + 1), ttl=seconds
+        )
+        numbers = list(self.grid.push_messages([message]))
+        if not numbers or numbers[0] is None:
+            self.note(f"{sent.who}: the message could not be sent")
+            return None
+        self.bytes_down += parcel.nbytes
+        self._sent[numbers[0]] = sent
+        return numbers[0]
+
+    def _pull(self, waiting: Collection[str] = ()) -> dict[str, Parcel | None]:
+        """Take in what has arrived; return the replies waited for, None where one cannot be used."""
+        arrived: dict[str, Parcel | None] = {}
+        for message in self.grid.pull_messages(list(self._sent)) if self._sent else ():
+            number = message.metadata.reply_to_message_id
+            sent = self._sent.pop(number, None)
+            if sent is None:
+                continue
+            if number in waiting:
+                arrived[number] = None
+            elif sent.kind != HELLO:
+                if not message.has_error():
+                    self.note(f"{sent.who}: late reply of round {sent.round + 1}, dropped")
+                continue
+            if message.has_error():
+                self.note(f"{sent.who}: {_reason(message.error.reason)}")
+                continue
+            try:
+                reply = unpack(message.content)
+                self.bytes_up += reply.nbytes
+                if sent.kind == HELLO:
+                    self._meet(sent.node, reply)
+                else:
+                    arrived[number] = reply
+            except BadReplyError as error:
+                self.note(f"{sent.who}: reply dropped, {error}")
+        return arrived
+
+    def roll_call(self, round: int) -> None:
+        """Look who is connected and take in what has arrived; wait for nobody."""
+        self._look(round)
+        self._pull()
+
+    def _look(self, round: int) -> None:
+        """Greet nodes not met before, and forget those that left."""
+        present = set(self.grid.get_node_ids())
+        for client, node in list(self.nodes.items()):
+            if node not in present:
+                del self.nodes[client]
+                self._greetings.pop(node, None)
+                self.note(f"client {client}: its node left")
+        greeted = {sent.node for sent in self._sent.values() if sent.kind == HELLO}
+        facts = {"protocol": PROTOCOL, "model": fingerprint(self.model), "round": 0, "batch": "full"}
+        for node in sorted(present - greeted - set(self.nodes.values())):
+            if self._greetings.get(node, 0) < self.settings.attempts:
+                self._greetings[node] = self._greetings.get(node, 0) + 1
+                ask = Parcel(facts, {} if self.x1 is None or self.started else {"x": self.x1})
+                self._push(_Sent(node, None, HELLO, round), ask, float(self.settings.wait_seconds))
+
+    def _meet(self, node: int, reply: Parcel) -> None:
+        """Check who a node says it is, and let it carry that client."""
+        client = reply.integer("client", 0, self.settings.clients - 1)
+        samples = reply.integer("samples", 1, 2**62)
+        self._greetings[node] = self.settings.attempts
+        other, before = self.nodes.get(client), self.sizes.get(client, samples)
+        wrong = None
+        if reply.facts.get("model") != fingerprint(self.model):
+            theirs = f"{reply.facts.get('parameters')} parameters, {reply.facts.get('dtype')}"
+            ours = f"{self.model.size} parameters, {self.model.dtype}"
+            accepted = f"the server's model, layer by layer ({ours}): one app for all"
+            wrong = InputError(f"model of client {client}", theirs, accepted)
+        elif before != samples:
+            wrong = InputError(f"samples of client {client}", samples, f"{before}, as when it was first met")
+        elif other is not None and not self.started:
+            accepted = f"one node for each partition: nodes {other} and {node} both have it"
+            wrong = InputError("node config partition-id", client, accepted)
+        if wrong is not None:
+            if not self.started:
+                raise wrong
+            raise BadReplyError(str(wrong))
+        if self.x1 is not None and not self.started:
+            self.gradients[client] = reply.vector("gradient", len(self.x1), self.x1.dtype)
+        if self.started:
+            self.note(f"client {client}: {'here again' if other is None else 'carried by another node now'}")
+        self.sizes[client] = samples
+        self.nodes[client] = node
+
+    def wait_for(self, number: int, round: int) -> None:
+        """Wait until so many clients are there."""
+        end = time.monotonic() + float(self.settings.wait_seconds)
+        self.roll_call(round)
+        while len(self.nodes) < number:
+            if time.monotonic() >= end:
+                why = "; ".join(dict.fromkeys(self.take_events()))
+                missing = ", ".join(str(i) for i in range(self.settings.clients) if i not in self.nodes)
+                raise FedagracError(
+                    f"{len(self.nodes)} of clients = {self.settings.clients} were there within wait_seconds = "
+                    f"{self.settings.wait_seconds:g}, {number} are needed before round {round + 1}; missing "
+                    f"partition-id {missing}" + (f" ({why})" if why else "")
+                )
+            time.sleep(float(self.settings.poll_seconds))
+            self.roll_call(round)
+
+
+def _reason(text: str | None) -> str:
+    """Return the first line of an error that came from a client."""
+    return " ".join((text or "").split())[:300] or "an error without a reason"
+
+
+class RemoteGradients:
+    """The service of gradients, asked of clients over the link; each question is asked once."""
+
+    def __init__(self, link: Link, dtype: torch.dtype) -> None:
+        self._link, self._dtype = link, dtype
+        self._asked: tuple[Tensor, int, str] | None = None
+        self._rows: dict[int, Tensor] = {}
+
+    def remember(self, x: Tensor, rows: Mapping[int, Tensor]) -> None:
+        """Take in full gradients at x, before the first round, that came another way."""
+        self._asked, self._rows = (x, 0, "full"), dict(rows)
+
+    def __call__(
+        self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
+    ) -> Tensor:
+        """Return the gradients at x, [m, d]; raise MissedError where clients did not answer."""
+        if self._asked is None or self._asked[1:] != (round, batch) or not torch.equal(self._asked[0], x):
+            self._asked, self._rows = (x, round, batch), {}
+        wanted = [int(client) for client in clients if int(client) not in self._rows]
+        facts = {"round": round, "batch": batch}
+        here = {client: Parcel(facts, {"x": x}) for client in wanted if client in self._link.nodes}
+        for client, reply in self._link.exchange("query.gradient", here, round).items():
+            try:
+                reply.integer("round", round, round)
+                reply.integer("client", client, client)
+                self._rows[client] = reply.vector("gradient", len(x), self._dtype)
+            except BadReplyError as error:
+                self._link.note(f"client {client}: reply dropped, {error}")
+        missed = [client for client in wanted if client not in self._rows]
+        if missed:
+            raise MissedError(missed)
+        return torch.stack([self._rows[int(client)] for client in clients])

@@ -1,0 +1,187 @@
+"""The settings of a federation: [tool.flwr.app.config] of the app, checked and typed.
+
+Flower hands them over as one flat table of dotted keys to the server and to every client, so both read the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, StrictFloat, StrictInt, StrictStr, ValidationError
+
+from fedagrac.algorithms import Algorithm
+from fedagrac.config import STEPS, AlgorithmSettings, build_kind, section
+from fedagrac.engines import ENGINES
+from fedagrac.errors import InputError, count, non_negative, one_of, positive, unknown
+from fedagrac.heterogeneity import StepSchedule
+
+__all__ = ["ClientSteps", "Settings", "partition_of"]
+
+Number = StrictInt | StrictFloat
+
+PLANNED = {kind: schedule for kind, schedule in STEPS.items() if kind != "devices"}
+"""Schedules that a server can plan by; real devices are as fast as they are."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClientSteps(_Table):
+    """[steps] with kind = "client": every client runs until its time is over and reports how many steps it did.
+
+    Attributes:
+        seconds: a client's time per round; its node config may say otherwise (seconds, or a number of steps).
+        max_steps: no client does more; a reply that claims more is dropped.
+    """
+
+    kind: Literal["client"]
+    seconds: Number = 10.0
+    max_steps: StrictInt = 1_000_000
+
+
+class Settings(_Table):
+    """What the federation does.
+
+    Attributes:
+        clients: M, the number of partitions; all must be there before round 1.
+        min_clients: a round goes on with this many replies; None for all clients.
+        round_seconds: how long the server waits for the replies to one exchange.
+        wait_seconds: how long it waits for nodes: before round 1, and when fewer than min_clients are there.
+        out: the run folder, on the server.
+        app: the app's own settings, free for its hooks.
+
+    Examples:
+        >>> Settings.of({"clients": 3, "algorithm.name": "fedavg", "algorithm.lr": 0.1}).min_clients
+        3
+    """
+
+    clients: StrictInt
+    rounds: StrictInt = 10
+    min_clients: StrictInt = 0
+    seed: StrictInt = 0
+    batch_size: StrictInt | Literal["full"] = 20
+    sampling: Literal["replacement", "shuffle"] = "replacement"
+    weight_decay: Number = 0.0
+    dtype: Literal["float32", "float64"] = "float32"
+    engine: StrictStr = "serial"
+    eval_every: StrictInt = 1
+    round_seconds: Number = 600.0
+    wait_seconds: Number = 300.0
+    poll_seconds: Number = 0.5
+    attempts: StrictInt = 3
+    name: StrictStr = "flower"
+    out: StrictStr = "runs/flower"
+    algorithm: AlgorithmSettings
+    steps: dict[str, Any] = {"kind": "constant", "steps": 10}
+    app: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Settings:
+        """Check Flower's flat run config and return the settings it describes."""
+        try:
+            settings = cls.model_validate(_nested(config))
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join(str(part) for part in first["loc"] if part not in ("int", "float"))
+            if first["type"] == "extra_forbidden":
+                raise unknown(path, first["input"], cls.model_fields) from None
+            if first["type"] == "missing":
+                raise InputError(path, None, "a value: this setting is required") from None
+            raise InputError(path, first["input"], first["msg"].removeprefix("Input should be ")) from None
+        if settings.min_clients == 0:
+            settings = settings.model_copy(update={"min_clients": settings.clients})
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        """Build what can be built, so that what is wrong is said now."""
+        for field in ("clients", "rounds", "eval_every", "attempts", "min_clients"):
+            count(field, getattr(self, field))
+        count("seed", self.seed, least=0)
+        if self.batch_size != "full":
+            count("batch_size", self.batch_size)
+        if self.min_clients > self.clients:
+            raise InputError("min_clients", self.min_clients, f"at most clients = {self.clients}")
+        non_negative("weight_decay", self.weight_decay)
+        one_of("engine", self.engine, ENGINES)
+        for field in ("round_seconds", "wait_seconds", "poll_seconds"):
+            positive(field, getattr(self, field))
+        self.build_algorithm()
+        steps = self.build_steps()
+        if isinstance(steps, ClientSteps):
+            positive("steps.seconds", steps.seconds)
+            count("steps.max_steps", steps.max_steps)
+        else:
+            steps.check(self.clients, self.rounds)
+
+    def build_algorithm(self) -> Algorithm:
+        """Make the algorithm."""
+        with section("algorithm"):
+            if self.algorithm.lr is None:
+                raise InputError("lr", None, "the local step size, a number above 0")
+            return self.algorithm.build(float(self.algorithm.lr))
+
+    def build_steps(self) -> StepSchedule | ClientSteps:
+        """Make the step schedule of the server, or the rule by which clients choose."""
+        with section("steps"):
+            if self.steps.get("kind") == "client":
+                for key, value in self.steps.items():
+                    if key not in ClientSteps.model_fields:
+                        raise unknown(key, value, ClientSteps.model_fields)
+                return ClientSteps(**self.steps)
+            one_of("kind", self.steps.get("kind"), ["client", *PLANNED])
+            return build_kind(self.steps, PLANNED)
+
+    @property
+    def batch(self) -> int | None:
+        """Samples per step; None for all."""
+        return None if self.batch_size == "full" else self.batch_size
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type of every vector."""
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that make a run what it is: a run resumes only under the same."""
+        free = ("rounds", "round_seconds", "wait_seconds", "poll_seconds", "attempts", "out", "name", "eval_every")
+        identity = self.model_dump(mode="json", exclude_none=True)
+        return {key: value for key, value in identity.items() if key not in (*free, "min_clients", "app")}
+
+
+def partition_of(node_config: Mapping[str, Any], clients: int) -> int:
+    """Return which client this node is.
+
+    Examples:
+        >>> partition_of({"partition-id": 2}, clients=3)
+        2
+    """
+    value = node_config.get("partition-id")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < clients:
+        raise InputError(
+            "node config partition-id",
+            value,
+            f"an integer from 0 to {clients - 1} (start the SuperNode with --node-config 'partition-id=0')",
+        )
+    return value
+
+
+def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables out of dotted keys; a string that begins with [ or { is JSON, for Flower has no lists."""
+    nested: dict[str, Any] = {}
+    for key, value in config.items():
+        table = nested
+        *parents, last = key.split(".")
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[last] = value
+        if isinstance(value, str) and value.startswith(("[", "{")):
+            try:
+                table[last] = json.loads(value)
+            except ValueError as error:
+                raise InputError(key, value, f"JSON after [ or {{: {error}") from None
+    return nested
