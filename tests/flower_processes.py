@@ -185,8 +185,8 @@ class Loopback:
         common = {
             "clients": self.nodes,
             "batch_size": 10,
-            "round_seconds": 100.0,
-            "wait_seconds": 100.0,
+            "round_seconds": 200.0,
+            "wait_seconds": 200.0,
             "poll_seconds": 0.2,
             "out": str(self.folder / name),
             "app": {"data": str(self.folder), "faults": settings.pop("faults", False)},

@@ -29,6 +29,7 @@ from fedagrac.flower.app import write_app
 from fedagrac.flower.rounds import needs_steps_first
 from fedagrac.flower.server import FlowerRun, build_model
 from fedagrac.flower.settings import Settings, partition_of
+from fedagrac.report import read_run
 
 K = [3, 5, 12]
 FED = fg.Federation.load("digits", clients=3, partition=fg.Dirichlet(0.5), seed=0)
@@ -163,6 +164,7 @@ def test_planned_rounds_equal_a_simulation(name, tmp_path):
     assert run.history[-1]["test_accuracy"] == expected.history[-1]["test_accuracy"]
     assert run.history[-1]["train_loss"] == pytest.approx(expected.history[-1]["train_loss"])
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "finished"
+    assert read_run(tmp_path / "run").status == "finished"  # `fedagrac report` reads the folder
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert close(saved["1.weight"], expected.params["1.weight"])
 
@@ -556,7 +558,7 @@ def run_everything(folder):
         loopback.run("fedagrac", rounds=3, **fedagrac, **planned)
         loopback.run("chosen", rounds=2, **fedagrac, steps={"kind": "client"})
         loopback.run("fedavg", rounds=3, **fedavg, **planned)
-        loopback.wait("fedagrac", "chosen", "fedavg", seconds=240)
+        loopback.wait("fedagrac", "chosen", "fedavg", seconds=360)
         loopback.run("troubled", rounds=3, min_clients=1, faults=True, **fedagrac, **planned)
         end = time.monotonic() + 100
         while not (folder / "hanging").exists():
@@ -564,7 +566,7 @@ def run_everything(folder):
             time.sleep(0.2)
         loopback.stop("node1", signal.SIGKILL)
         loopback.start_node(1, f"steps={K[1]}")
-        loopback.wait("troubled", seconds=150)
+        loopback.wait("troubled", seconds=240)
 
 
 @pytest.fixture(scope="session")
@@ -574,7 +576,7 @@ def loopback_folder(tmp_path_factory):
     if shared.name.startswith("popen-"):  # a worker of pytest-xdist
         shared = shared.parent
     folder = shared / "loopback"
-    with FileLock(str(shared / "loopback.lock"), timeout=600):
+    with FileLock(str(shared / "loopback.lock"), timeout=900):
         if not (folder / "done").exists():
             assert not folder.exists(), "the processes failed in another test"
             folder.mkdir()
