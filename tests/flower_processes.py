@@ -78,6 +78,16 @@ def free_ports(number):
         return [one.getsockname()[1] for one in sockets]
 
 
+def descendants(pid):
+    """Return the processes that a process started, directly or not."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents if parent == one]
+    return found[1:]
+
+
 class Loopback:
     """The processes of one federation, each in a process group of its own, and where their output goes."""
 
@@ -118,14 +128,18 @@ class Loopback:
             )
 
     def stop(self, name, how=signal.SIGTERM):
-        """Stop a process and what it started: its own process group, nothing else."""
+        """Stop a process and what it started, nothing else; the SuperLink's helpers leave its process group."""
         process = self.processes.pop(name)
+        started = descendants(process.pid)
         for sign in (how, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, sign)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
         assert process.poll() is not None
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def start_link(self):
         safety = ["--insecure"]
@@ -171,8 +185,8 @@ class Loopback:
         common = {
             "clients": self.nodes,
             "batch_size": 10,
-            "round_seconds": 100.0,
-            "wait_seconds": 100.0,
+            "round_seconds": 200.0,
+            "wait_seconds": 200.0,
             "poll_seconds": 0.2,
             "out": str(self.folder / name),
             "app": {"data": str(self.folder), "faults": settings.pop("faults", False)},

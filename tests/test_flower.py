@@ -3,6 +3,8 @@
 import json
 import runpy
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,11 +24,12 @@ from flwr.app import Array, Context, Error, Message, RecordDict
 
 from fedagrac.checkpoints import read_checkpoint
 from fedagrac.cli import main
-from fedagrac.flower import client_app, extra, link
+from fedagrac.flower import client_app, link
 from fedagrac.flower.app import write_app
 from fedagrac.flower.rounds import needs_steps_first
 from fedagrac.flower.server import FlowerRun, build_model
 from fedagrac.flower.settings import Settings, partition_of
+from fedagrac.report import read_run
 
 K = [3, 5, 12]
 FED = fg.Federation.load("digits", clients=3, partition=fg.Dirichlet(0.5), seed=0)
@@ -161,6 +164,7 @@ def test_planned_rounds_equal_a_simulation(name, tmp_path):
     assert run.history[-1]["test_accuracy"] == expected.history[-1]["test_accuracy"]
     assert run.history[-1]["train_loss"] == pytest.approx(expected.history[-1]["train_loss"])
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "finished"
+    assert read_run(tmp_path / "run").status == "finished"  # `fedagrac report` reads the folder
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert close(saved["1.weight"], expected.params["1.weight"])
 
@@ -175,6 +179,35 @@ def test_steps_chosen_by_clients_give_the_same_rounds(name, tmp_path):
     asked = sorted(node for node, kind in grid.sent if kind == "train.first")
     who = {"fedagrac": [12] * 3, "fedagrac-first": [10, 11, 12] * 3, "fedagrac-reverse": [10, 11] * 3}
     assert asked == sorted(who.get(name, []))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"engine": "lanes"}, {}),
+        ({"sampling": "shuffle", "weight_decay": 0.01}, {"sampling": "shuffle", "weight_decay": 0.01}),
+        ({"batch_size": "full"}, {"batch_size": None}),
+        ({"seed": 7}, {"seed": 7}),
+    ],
+    ids=["lanes", "shuffle", "full", "seed"],
+)
+def test_settings_of_the_local_rule_mean_what_they_mean_in_a_simulation(ours, theirs, tmp_path):
+    settings = config(tmp_path, **ours)
+    run = flower(settings, federation(settings))
+    options = {"steps": fg.Explicit([K]), "batch_size": 10, "engine": "serial", **theirs}
+    expected = fg.simulate(model(None).double(), FED, fg.FedaGrac(lr=0.1), 3, **options)
+    assert close(run.state["x"], expected.vector, 1e-10)
+
+
+def test_a_data_hook_may_return_a_federation_of_one_client(tmp_path):
+    settings = config(tmp_path)
+    grid = federation(settings)
+    for i, node in enumerate(grid.nodes.values()):
+        node.app = client_app(model, lambda context, i=i: fg.Federation.from_arrays([data(context)]))
+    assert close(flower(settings, grid).state["x"], simulated(fg.FedaGrac(lr=0.1)).vector)
+    grid.nodes[10].app = client_app(model, lambda context: FED)
+    with pytest.raises(FedagracError, match=r"missing partition-id 0 .*a Federation of one client"):
+        flower({**settings, "out": str(tmp_path / "other")}, grid)
 
 
 def test_only_fast_clients_upload_a_second_vector(tmp_path):
@@ -450,8 +483,13 @@ def test_a_node_needs_a_partition_of_its_own():
             partition_of({"partition-id": value}, clients=3)
 
 
+def test_importing_the_package_does_not_import_flower():
+    code = "import sys, fedagrac, fedagrac.flower; sys.exit(any(m.split('.')[0] == 'flwr' for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_the_missing_extra_is_named(monkeypatch):
-    monkeypatch.setattr(extra.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "flwr", None)
     with pytest.raises(FedagracError, match=r"pip install 'fedagrac\[flower\]'"):
         client_app(model, data)
 
@@ -520,7 +558,7 @@ def run_everything(folder):
         loopback.run("fedagrac", rounds=3, **fedagrac, **planned)
         loopback.run("chosen", rounds=2, **fedagrac, steps={"kind": "client"})
         loopback.run("fedavg", rounds=3, **fedavg, **planned)
-        loopback.wait("fedagrac", "chosen", "fedavg", seconds=240)
+        loopback.wait("fedagrac", "chosen", "fedavg", seconds=360)
         loopback.run("troubled", rounds=3, min_clients=1, faults=True, **fedagrac, **planned)
         end = time.monotonic() + 100
         while not (folder / "hanging").exists():
@@ -528,7 +566,7 @@ def run_everything(folder):
             time.sleep(0.2)
         loopback.stop("node1", signal.SIGKILL)
         loopback.start_node(1, f"steps={K[1]}")
-        loopback.wait("troubled", seconds=150)
+        loopback.wait("troubled", seconds=240)
 
 
 @pytest.fixture(scope="session")
@@ -538,7 +576,7 @@ def loopback_folder(tmp_path_factory):
     if shared.name.startswith("popen-"):  # a worker of pytest-xdist
         shared = shared.parent
     folder = shared / "loopback"
-    with FileLock(str(shared / "loopback.lock"), timeout=600):
+    with FileLock(str(shared / "loopback.lock"), timeout=900):
         if not (folder / "done").exists():
             assert not folder.exists(), "the processes failed in another test"
             folder.mkdir()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 from fedagrac.errors import FedagracError
 
 __all__ = ["MissingExtraError", "require_flower"]
@@ -15,5 +13,8 @@ class MissingExtraError(FedagracError, ImportError):
 
 def require_flower() -> None:
     """Raise an error that says what to install, unless Flower is."""
-    if importlib.util.find_spec("flwr") is None:
-        raise MissingExtraError("this needs Flower, which is not installed: pip install 'fedagrac[flower]'")
+    try:
+        import flwr  # noqa: F401
+    except ImportError as error:
+        said = "this needs Flower, which is not installed: pip install 'fedagrac[flower]'"
+        raise MissingExtraError(said) from error

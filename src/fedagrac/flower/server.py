@@ -161,7 +161,8 @@ class FlowerRun:
         if stored is not None:
             self.resume(stored, known)
             return
-        if (self.folder / "history.jsonl").exists():
+        history = self.folder / "history.jsonl"
+        if history.exists() and history.stat().st_size:
             raise InputError("out", str(self.folder), "a new folder: this one holds a run without a checkpoint")
         x = self.model.initial()
         if self.algorithm.starts_with_gradients:
