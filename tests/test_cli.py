@@ -383,7 +383,7 @@ def test_doctor_says_what_is_usable(capsys):
     assert code == 0
     findings = json.loads(out)
     assert findings["versions"]["fedagrac"] == fg.__version__
-    assert findings["versions"]["torch"] == torch.__version__
+    assert findings["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert "usable" in findings["devices"]["cpu"]
     assert findings["engines"]["serial"] == "usable"
     assert findings["folders"]["runs"] == str(Path("runs").absolute())

@@ -503,7 +503,7 @@ def test_a_new_app_is_complete_and_its_settings_are_good(tmp_path):
     assert not warnings
     settings = Settings.of(flatten_dict(project["tool"]["flwr"]["app"]["config"]))
     assert (settings.clients, settings.min_clients, settings.build_algorithm().name) == (3, 2, "fedagrac")
-    assert sorted(path.name for path in (app / "my_app").iterdir()) == [
+    assert sorted(path.name for path in (app / "my_app").glob("*.py")) == [
         "__init__.py", "client_app.py", "server_app.py", "task.py",
     ]  # fmt: skip
     assert "@" not in (app / "README.md").read_text()

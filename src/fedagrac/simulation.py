@@ -419,9 +419,6 @@ def _simulate(
     if participation is not None and not isinstance(participation, Participation):
         participation = Participation(participation)
     M = federation.num_clients
-    ranks = current_ranks().share(steps.counts(0, M, seed))
-    lanes = len(algorithms) * (M if participation is None else participation.number(M))
-    lanes = -(-lanes // ranks.size)
     vector_model = VectorModel(model, chosen, dtype)
     workload = Workload.of(vector_model, federation, loss, batch_size, sampling, weight_decay, seed)
     if isinstance(steps, Devices) and steps.needs_flops:
@@ -429,6 +426,8 @@ def _simulate(
     if clock is None:
         clock = Clock.of(steps) if isinstance(steps, Devices) else Clock()
     clock.check(federation.num_clients)
+    ranks = current_ranks().share(steps.counts(0, M, seed))
+    lanes = -(-len(algorithms) * (M if participation is None else participation.number(M)) // ranks.size)
 
     with _precision(precision, chosen):
         started = time.perf_counter()
