@@ -23,7 +23,7 @@ from fedagrac.folders import write_atomically
 from fedagrac.heterogeneity import Devices
 from fedagrac.models.vector import VectorModel
 from fedagrac.simulation import simulate, simulate_many
-from fedagrac.streams import Purpose, torch_seed
+from fedagrac.streams import first_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -134,8 +134,7 @@ def _build_model(experiment: Experiment, federation: Federation) -> nn.Module:
         sizes.setdefault("features", federation.inputs[0].numel())
     if experiment.model.name in models.REGISTRY:
         sizes.setdefault("classes", max(2, federation.num_classes or 2))
-    with torch.random.fork_rng([]):
-        torch.default_generator.manual_seed(torch_seed(experiment.seed, Purpose.MODEL))
+    with first_weights(experiment.seed):
         return models.build(experiment.model.name, **sizes)
 
 

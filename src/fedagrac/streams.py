@@ -7,11 +7,14 @@ batches or on which process runs them; no generator's state needs to be saved.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from enum import IntEnum
 
 import numpy as np
+import torch
 
-__all__ = ["Purpose", "stream"]
+__all__ = ["Purpose", "first_weights", "stream", "torch_seed"]
 
 
 class Purpose(IntEnum):
@@ -46,3 +49,11 @@ def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.r
 def torch_seed(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
     """Return a seed for `torch.manual_seed` from the same naming scheme."""
     return int(stream(seed, purpose, round, client).integers(0, 2**63 - 1))
+
+
+@contextlib.contextmanager
+def first_weights(seed: int) -> Iterator[None]:
+    """Modules built inside draw their weights from the run's seed; the caller's random state is untouched."""
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(torch_seed(seed, Purpose.MODEL))
+        yield

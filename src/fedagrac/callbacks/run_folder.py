@@ -17,10 +17,14 @@ from fedagrac.callbacks.base import Callback
 from fedagrac.folders import naming, write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
     from fedagrac.results import Record, SimulationResult
     from fedagrac.simulation import Run
 
-__all__ = ["RunFolder", "environment", "write_description"]
+__all__ = ["RunFolder", "append_round", "environment", "write_description", "write_end", "write_history"]
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:
@@ -58,6 +62,29 @@ def write_description(folder: Path, experiment: dict[str, Any], facts: dict[str,
     write_atomically(folder / "environment.json", json.dumps(facts, indent=2).encode() + b"\n")
 
 
+def write_history(folder: Path, history: Sequence[Record]) -> None:
+    """Write the rounds so far, one line each, in place of what is there."""
+    lines = "".join(to_json(record) + "\n" for record in history)
+    write_atomically(folder / "history.jsonl", lines.encode())
+
+
+def append_round(folder: Path, record: Record) -> None:
+    """Add one line to the history."""
+    path = folder / "history.jsonl"
+    with naming(path), path.open("a", encoding="utf-8") as history:
+        history.write(to_json(record) + "\n")
+
+
+def write_end(folder: Path, parameters: Mapping[str, Tensor], status: str, reason: str, rounds: int) -> None:
+    """Keep the final model (model.safetensors) and say how the run ended (status.json)."""
+    from safetensors.torch import save
+
+    kept = {name: value.detach().clone().contiguous() for name, value in parameters.items()}
+    write_atomically(folder / "model.safetensors", save(kept))
+    said = {"status": status, "reason": reason, "rounds": rounds}
+    write_atomically(folder / "status.json", json.dumps(said).encode() + b"\n")
+
+
 class RunFolder(Callback):
     """Writes experiment.toml, environment.json, history.jsonl, status.json and model.safetensors.
 
@@ -82,20 +109,12 @@ class RunFolder(Callback):
             "command": Path(sys.argv[0]).name,
         }
         write_description(self.folder, self.experiment, facts)
-        earlier = "".join(to_json(record) + "\n" for record in run.history)  # of a run that goes on
-        write_atomically(self.folder / "history.jsonl", earlier.encode())
+        write_history(self.folder, run.history)  # empty, unless the run goes on
 
     def on_round(self, run: Run, record: Record) -> None:
         """Add one line to the history."""
-        path = self.folder / "history.jsonl"
-        with naming(path), path.open("a", encoding="utf-8") as history:
-            history.write(to_json(record) + "\n")
+        append_round(self.folder, record)
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
         """Keep the final model and say how the run ended."""
-        from safetensors.torch import save
-
-        parameters = {name: value.detach().clone().contiguous() for name, value in result.params.items()}
-        write_atomically(self.folder / "model.safetensors", save(parameters))
-        status = {"status": result.status, "reason": result.reason, "rounds": len(result.history)}
-        write_atomically(self.folder / "status.json", json.dumps(status).encode() + b"\n")
+        write_end(self.folder, result.params, result.status, result.reason, len(result.history))

@@ -6,7 +6,6 @@ results back. The server holds all state, x and every client's rows, and writes 
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -17,8 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedagrac.callbacks.run_folder import environment, to_json, write_description
-from fedagrac.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from fedagrac.callbacks.run_folder import (
+    append_round,
+    environment,
+    write_description,
+    write_end,
+    write_history,
+)
+from fedagrac.checkpoints import Checkpoint, read_checkpoint, read_history, write_checkpoint
 from fedagrac.clients import ClientTable
 from fedagrac.cohort import Cohort, Population
 from fedagrac.data.batches import epoch_steps
@@ -30,10 +35,9 @@ from fedagrac.flower.extra import require_flower
 from fedagrac.flower.link import Link, RemoteGradients
 from fedagrac.flower.rounds import Round, needs_steps_first
 from fedagrac.flower.wire import fingerprint
-from fedagrac.folders import naming, write_atomically
 from fedagrac.models.vector import VectorModel
 from fedagrac.results import History
-from fedagrac.streams import Purpose, torch_seed
+from fedagrac.streams import first_weights
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -81,8 +85,7 @@ def server_app(
 
 def build_model(settings: Settings, model: Callable[[Context], nn.Module], context: Context) -> VectorModel:
     """Build the module; random weights are those of the run's seed, as in an experiment."""
-    with torch.random.fork_rng([]):
-        torch.default_generator.manual_seed(torch_seed(settings.seed, Purpose.MODEL))
+    with first_weights(settings.seed):
         return VectorModel(model(context), dtype=settings.torch_dtype)
 
 
@@ -176,7 +179,7 @@ class FlowerRun:
         described = self.settings.model_dump(mode="json", exclude_none=True)
         experiment = {**described, "algorithm": [{**described["algorithm"], "label": self.algorithm.name}]}
         write_description(self.folder, experiment, facts)
-        write_atomically(self.folder / "history.jsonl", b"")
+        write_history(self.folder, [])
         self.link.started = True
         self.save()
 
@@ -188,11 +191,8 @@ class FlowerRun:
                 raise InputError(
                     "out", str(self.folder), f"another folder: it holds a run with {key} = {before!r}"
                 )
-        lines = (self.folder / "history.jsonl").read_text(encoding="utf-8").splitlines()[: stored.round]
-        if len(lines) < stored.round:
-            raise FedagracError(f"{self.folder / 'history.jsonl'} holds {len(lines)} of {stored.round} rounds")
-        self.history = History(json.loads(line) for line in lines)
-        write_atomically(self.folder / "history.jsonl", "".join(line + "\n" for line in lines).encode())
+        self.history = History(read_history(self.folder / "history.jsonl", stored.round))
+        write_history(self.folder, self.history)
         self.state, self.table = stored.state, stored.table
         self.bytes_before, self.time_before = int(stored.facts["bytes"]), float(stored.facts["seconds"])
         self.link.sizes = dict(enumerate(stored.facts["sizes"]))
@@ -275,9 +275,7 @@ class FlowerRun:
             "events": self.link.take_events(),
         }
         self.history.append(record)
-        path = self.folder / "history.jsonl"
-        with naming(path), path.open("a", encoding="utf-8") as file:
-            file.write(to_json(record) + "\n")
+        append_round(self.folder, record)
         self.save()
         said = ", ".join(f"{k} {v:.4f}" for k, v in measured.items() if v is not None)
         loss = record["train_loss"]
@@ -301,10 +299,5 @@ class FlowerRun:
 
     def end(self, status: str, reason: str) -> None:
         """Keep the final model and say how the run ended."""
-        from safetensors.torch import save
-
-        parameters = {n: v.detach().clone().contiguous() for n, v in self.model.views(self.state["x"]).items()}
-        write_atomically(self.folder / "model.safetensors", save(parameters))
-        said = {"status": status, "reason": reason, "rounds": len(self.history)}
-        write_atomically(self.folder / "status.json", json.dumps(said).encode() + b"\n")
+        write_end(self.folder, self.model.views(self.state["x"]), status, reason, len(self.history))
         log.info("%s: %s; written to %s", status, reason, self.folder.absolute())

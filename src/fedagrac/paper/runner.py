@@ -18,7 +18,7 @@ from fedagrac.data import partition
 from fedagrac.data.federation import Federation
 from fedagrac.schedule import Piecewise
 from fedagrac.simulation import Stop, simulate_many
-from fedagrac.streams import Purpose, torch_seed
+from fedagrac.streams import first_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,8 +140,7 @@ def _federation(name: str, clients: int, split: str, seed: int, data_dir: str | 
 
 def _module(settings: dict[str, Any], seed: int) -> nn.Module:
     options = dict(settings)
-    with torch.random.fork_rng([]):
-        torch.default_generator.manual_seed(torch_seed(seed, Purpose.MODEL))
+    with first_weights(seed):
         return models.build(options.pop("name"), **options)
 
 
