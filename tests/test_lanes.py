@@ -14,6 +14,7 @@ from fedagrac.data.images import Images
 from fedagrac.engines import LanesEngine, SerialEngine, Workload
 from fedagrac.engines.layers import RoutedLayers, convolutions_of, faster_as_products
 from fedagrac.engines.patches import Convolution
+from fedagrac.engines.pools import Maxima
 from fedagrac.local import Plan
 from fedagrac.models import VectorModel
 from quadratics import half_square, quadratics
@@ -201,6 +202,53 @@ def test_compiled_convolutions_norms_and_pictures(width, monkeypatch):
     a, b = (engine.run(plan, x, clients, 1) for engine in (SerialEngine(w), lanes))
     assert lanes.compiled
     assert far(b.models - x, a.models - x) < 1e-10
+
+
+@pytest.mark.parametrize(("high", "wide", "window"), [(8, 8, 2), (9, 7, 2), (10, 11, 3), (2, 5, 2)])
+def test_fused_maxima_and_their_gradients_are_those_of_torch(high, wide, window):
+    """Whole numbers of a small range: most windows have several maxima, of which the first gets the gradient."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.integers(-2, 2, (3, 5, high, wide))).double().requires_grad_()
+    expected, found = nn.functional.max_pool2d(x, window), Maxima.apply(x, window)
+    assert torch.equal(found, expected)
+    g = torch.from_numpy(rng.normal(size=expected.shape))
+    assert torch.equal(*(torch.autograd.grad(y, x, g)[0] for y in (expected, found)))
+
+
+def test_fused_dropout_drops_its_share_and_every_mask_is_new():
+    """A million places: the share kept is within five deviations; masks, and neighbours, are unrelated."""
+    n, p = 2**20, 0.3
+    torch.manual_seed(0)
+    with RoutedLayers(side_by_side=True, fused=True):
+        first, second = (nn.functional.dropout(torch.ones(n, dtype=torch.float64), p) for _ in range(2))
+    assert first.unique().tolist() == [0.0, pytest.approx(1 / 0.7)]
+    a, b = first > 0, second > 0
+    kept = 1 - p
+    assert abs(float(a.double().mean()) - kept) < 5 * (kept * p / n) ** 0.5
+    for one, other in ((a, b), (a[1:], a[:-1]), (a[16:], a[:-16]), (a[1024:], a[:-1024])):
+        both = float((one & other).double().mean())
+        assert abs(both - kept**2) < 5 * (kept**2 * (1 - kept**2) / n) ** 0.5
+
+
+def test_compiled_pools_of_odd_pictures_are_exact_and_dropout_is_keyed(monkeypatch):
+    monkeypatch.setattr("fedagrac.engines.fixed.COMPILED_WIDTHS", 1)
+    clients, plan = np.arange(5), Plan.of(steps=[3, 1, 2, 2, 3], lr=0.05)
+
+    def engines(p):
+        torch.manual_seed(3)
+        model = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Dropout(p), nn.Flatten(), nn.Linear(36, 4)
+        )
+        w = Workload.of(VectorModel(model, dtype=torch.float64), pictures(size=9), None, 5, "replacement", 0.0, 0)
+        return SerialEngine(w), LanesEngine(w, compiled=True), w.model.initial()
+
+    serial, lanes, x = engines(0.0)
+    assert far(lanes.run(plan, x, clients, 0).models, serial.run(plan, x, clients, 0).models) < 1e-12
+    _, lanes, x = engines(0.4)
+    once, again, other = (lanes.run(plan, x, clients, t).models for t in (0, 0, 1))
+    assert lanes.compiled
+    assert torch.equal(once, again)
+    assert not torch.equal(once, other)
 
 
 def test_without_a_compiler_steps_run_uncompiled_and_say_so(tmp_path):

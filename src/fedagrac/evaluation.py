@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from fedagrac.engines.pools import maxima, tiling_window
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,12 +77,8 @@ class Pools(TorchFunctionMode):
     ) -> Any:
         """Route pools; leave everything else alone."""
         options = kwargs or {}
-        if func is functional.max_pool2d and len(args) == 2:  # as nn.MaxPool2d calls it: the rest by name
-            x, window = args
-            plain = not options.get("padding") and options.get("dilation", 1) == 1
-            plain = plain and not options.get("ceil_mode") and not options.get("return_indices")
-            if plain and isinstance(window, int) and options.get("stride") in (None, window):
-                high, wide = (size - size % window for size in x.shape[-2:])
-                rows = reduce(torch.maximum, [x[..., i:high:window, :wide] for i in range(window)])
-                return reduce(torch.maximum, [rows[..., i::window] for i in range(window)])
+        if func is functional.max_pool2d:
+            window = tiling_window(args[1:], options)
+            if window is not None:
+                return maxima(args[0], window)
         return func(*args, **options)

@@ -54,7 +54,7 @@ def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]
         )
 
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.random.fork_rng([]):  # dropout begins where it was
             warnings.simplefilter("ignore")  # about torch's own internals, nothing a user could act upon
             # every call has the same shapes and memory, so nothing needs to be checked before each
             skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)

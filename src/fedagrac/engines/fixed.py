@@ -174,8 +174,13 @@ class FixedLanes:
         result.loss[rows] = b.loss / K
         for blocks, into in ((b.X, result.models), (b.first, result.first), (b.total, result.total)):
             if blocks is not None and into is not None:
-                for block, view in zip(blocks, self._model.row_views(into).values(), strict=True):
-                    view[rows] = block
+                self._take_out(blocks, into, wave.rows)
+
+    def _take_out(self, blocks: list[Tensor], into: Tensor, rows: npt.NDArray[np.int64]) -> None:
+        """Copy blocks into rows of a matrix [m, d]; a single row without a list, which takes half the time."""
+        where = int(rows[0]) if len(rows) == 1 else torch.from_numpy(rows).to(into.device)
+        for block, view in zip(blocks, self._model.row_views(into).values(), strict=True):
+            view[where] = block[0] if len(rows) == 1 else block
 
     def _lay_out(
         self, wave: Wave, plan: Plan, starts: npt.NDArray[np.int64], running: npt.NDArray[np.int64], begin: int

@@ -91,7 +91,7 @@ class LanesEngine:
         self._activations: dict[int, int] = {}
         self._serial = SerialEngine(workload)
         self._losses = vmap(self._loss, in_dims=(0, 0, 0), randomness="different")
-        self._routed = None if on_gpu else RoutedLayers(side_by_side=True)
+        self._routed = None if on_gpu else RoutedLayers(side_by_side=True, fused=self.compiled)
         self._supported = self._try()
 
     # the two services of an engine
@@ -300,6 +300,7 @@ class LanesEngine:
             self._prepared[shape].run(wave, plan, x, result)
         except CannotCompileError as error:  # before anything was written
             self.fixed = self.compiled = False
+            self._routed = RoutedLayers(side_by_side=True)
             warnings.warn(f"steps run uncompiled, which is slower: {error}", stacklevel=2)
             return False
         return True

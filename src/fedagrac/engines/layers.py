@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fedagrac.engines.patches import Convolution, columns_of, pictures_of
+from fedagrac.engines.pools import Maxima, tiling_window
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,12 +37,16 @@ class RoutedLayers(TorchFunctionMode):
     Attributes:
         products: convolutions that become products of patches; all others are grouped convolutions.
         side_by_side: lay the channels of all lanes side by side, for CPUs.
+        fused: pools and dropout from operations that a compiler joins with their neighbours; slower uncompiled.
     """
 
-    def __init__(self, products: Iterable[Convolution] = (), side_by_side: bool = False) -> None:
+    def __init__(
+        self, products: Iterable[Convolution] = (), side_by_side: bool = False, fused: bool = False
+    ) -> None:
         super().__init__()
         self.products = frozenset(products)
         self.side_by_side = side_by_side
+        self.fused = fused
 
     def __torch_function__(
         self,
@@ -58,9 +63,10 @@ class RoutedLayers(TorchFunctionMode):
                 output: Tensor = layer.apply(inputs, weight, convolution)  # type: ignore[no-untyped-call]
                 return output if bias is None else output + bias[:, None, None]
         if func is functional.max_pool2d and not (kwargs or {}).get("return_indices", False) and len(args) < 7:
-            return _Pool.apply(args[0], self.side_by_side, args[1:], kwargs or {})  # type: ignore[no-untyped-call]
+            window = tiling_window(args[1:], kwargs or {}) if self.fused else None
+            return _Pool.apply(args[0], self.side_by_side, window, args[1:], kwargs or {})  # type: ignore[no-untyped-call]
         if func is functional.dropout and self.side_by_side:
-            return _dropout(*args, **(kwargs or {}))
+            return _dropout(self.fused, *args, **(kwargs or {}))
         if func is functional.group_norm and self.side_by_side:  # its vmap refuses channels that lie elsewhere
             return func(args[0].contiguous(), *args[1:], **(kwargs or {}))
         if func is functional.linear and not kwargs and args[0].ndim == 2 and not self.side_by_side:
@@ -68,11 +74,35 @@ class RoutedLayers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _dropout(inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Return dropout with masks from uniform numbers: on a CPU those come many times faster than coin tosses."""
+def _dropout(fused: bool, inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Return dropout with masks from uniform numbers: on a CPU those come many times faster than coin tosses.
+
+    In compiled steps, where torch's numbers would come one by one, they are scrambled counters.
+    """
     if not training or p in (0.0, 1.0):
         return functional.dropout(inputs, p, training)
-    return torch.where(torch.rand_like(inputs) >= p, inputs / (1 - p), 0.0)
+    if not fused:
+        return torch.where(torch.rand_like(inputs) >= p, inputs / (1 - p), 0.0)
+    seeds = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=inputs.device)
+    kept = _scrambled(inputs.numel(), seeds) >= round(p * 2**32) - 2**31
+    factor = torch.where(kept, torch.tensor(1 / (1 - p), dtype=inputs.dtype, device=inputs.device), 0.0)
+    factor = factor.as_strided(factor.shape, factor.stride())  # in memory, not made anew wherever it is read
+    return inputs * factor.reshape(inputs.shape)
+
+
+def _scrambled(count: int, seeds: Tensor) -> Tensor:
+    """Return so many 32-bit integers, evenly spread over all of them: counters mixed with two seeds.
+
+    Each mixing is a bijection in which every bit touches all others. Shifts and factors are those of C. Wellons'
+    "lowbias32".
+    """
+    numbers = torch.arange(count, dtype=torch.int32, device=seeds.device)
+    for seed in seeds.unbind():
+        numbers = numbers ^ seed
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32)):
+            numbers = (numbers ^ (numbers >> shift & 2 ** (32 - shift) - 1)) * factor
+        numbers = numbers ^ (numbers >> 16 & 0xFFFF)
+    return numbers
 
 
 def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -164,19 +194,26 @@ class _Pool(_Routed):
     """A maximum over windows: every picture and channel is on its own, so lanes join wherever they lie."""
 
     @staticmethod
-    def forward(x: Tensor, side_by_side: bool, args: Any, options: Any) -> Tensor:
+    def forward(x: Tensor, side_by_side: bool, window: int | None, args: Any, options: Any) -> Tensor:
         output: Tensor = functional.max_pool2d(x, *args, **options)
         return output
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, x: Tensor, side_by_side: bool, args: Any, options: Any
+        info: Any, in_dims: Any, x: Tensor, side_by_side: bool, window: int | None, args: Any, options: Any
     ) -> tuple[Tensor, int]:
-        """Join lanes with channels, or with what stands beside them in memory."""
+        """Join lanes with channels, or with what stands beside them in memory.
+
+        Given their window, maxima are taken without noting where they are.
+        """
         x = x.movedim(in_dims[0], 0)
         if x.ndim == 5 and side_by_side:
             joined = x.movedim(0, 1).flatten(1, 2)
-            return functional.max_pool2d(joined, *args, **options).unflatten(1, (info.batch_size, -1)), 1
+            if window is None:
+                pooled = functional.max_pool2d(joined, *args, **options)
+            else:
+                pooled = Maxima.apply(joined, window)  # type: ignore[no-untyped-call]
+            return torch.unflatten(pooled, 1, (info.batch_size, -1)), 1
         swapped = x.ndim == 5 and not x.is_contiguous() and x.transpose(1, 2).is_contiguous()
         if swapped:
             x = x.transpose(1, 2)

@@ -1,0 +1,65 @@
+"""Maxima over windows that tile a picture, for CPUs.
+
+Torch's own pool notes where every maximum is, in eight bytes, and its backward pass scatters. Here the maxima are
+those of a few slices, and the gradient is gathered: every place asks whether it was the first maximum of
+its window. The same numbers, ties included.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Maxima", "maxima", "tiling_window"]
+
+
+def tiling_window(args: tuple[Any, ...], options: dict[str, Any]) -> int | None:
+    """Return the side of a pool's windows if they tile the picture; its arguments are those after the input."""
+    if len(args) != 1 or not isinstance(args[0], int):
+        return None
+    plain = not options.get("padding") and options.get("dilation", 1) == 1
+    plain = plain and not options.get("ceil_mode") and not options.get("return_indices")
+    return args[0] if plain and options.get("stride") in (None, args[0]) else None
+
+
+def maxima(x: Tensor, window: int) -> Tensor:
+    """Return the maxima over square windows of pictures [..., H, W]."""
+    high, wide = (size - size % window for size in x.shape[-2:])
+    rows = reduce(torch.maximum, [x[..., i:high:window, :wide] for i in range(window)])
+    return reduce(torch.maximum, [rows[..., i::window] for i in range(window)])
+
+
+class Maxima(torch.autograd.Function):
+    """Maxima with a gradient: it goes to the first maximum of each window, as in torch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: int) -> Tensor:
+        """Take the maxima."""
+        ctx.save_for_backward(x)
+        ctx.window = window
+        return maxima(x, window)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Spread the gradient; as operations on whole pictures, which a compiler makes one loop of."""
+        (x,), k = ctx.saved_tensors, ctx.window
+        (H, W), (R, Q) = x.shape[-2:], gradient.shape[-2:]
+        pieces = [x[..., i : R * k : k, j : Q * k : k] for i, j in itertools.product(range(k), range(k))]
+        y = reduce(torch.maximum, pieces)  # again: reading it back would cost more
+        first = torch.full_like(y, k * k, dtype=torch.int32)  # where in its window the first maximum is
+        for number, piece in reversed(list(enumerate(pieces))):
+            first = torch.where(piece == y, number, first)
+        g = gradient.contiguous(memory_format=torch.channels_last)
+        g = g.as_strided(g.shape, g.stride())  # in memory, in the layout of x
+        place = torch.arange(k * k, dtype=torch.int32, device=x.device).reshape(k, 1, k)
+        spread = torch.where(first[..., :, None, :, None] == place, g[..., :, None, :, None], 0.0)
+        into = spread.reshape(*x.shape[:-2], R * k, Q * k)
+        beyond = (0, W - Q * k, 0, H - R * k)  # rows and columns after the last window
+        return functional.pad(into, beyond) if any(beyond) else into, None
