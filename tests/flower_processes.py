@@ -88,6 +88,11 @@ def descendants(pid):
     return found[1:]
 
 
+def command_of(pid):
+    done = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return done.stdout
+
+
 class Loopback:
     """The processes of one federation, each in a process group of its own, and where their output goes."""
 
@@ -95,6 +100,7 @@ class Loopback:
         self.folder, self.nodes, self.keys = Path(folder), nodes, keys
         self.ports = free_ports(nodes + 1)
         self.processes = {}
+        self.killed = []
         self.home = self.folder / "home"
         self.home.mkdir(parents=True)
         connection = {"address": f"127.0.0.1:{self.ports[0]}"}
@@ -193,7 +199,10 @@ class Loopback:
         }
         config = {"tool": {"flwr": {"app": {"config": {**common, **settings}}}}}
         (app / "pyproject.toml").write_text(project + tomli_w.dumps(config))
-        said = self.flwr("run", app, "loopback")
+        self.submit(name)
+
+    def submit(self, name):
+        said = self.flwr("run", self.folder / "apps" / name / "federation", "loopback")
         assert "Successfully started run" in said, said + self.logs()
 
     def wait(self, *names, seconds):
@@ -204,12 +213,25 @@ class Loopback:
             time.sleep(0.5)
         while True:
             runs = json.loads(self.flwr("list", "--format", "json"))["runs"]
-            if all(run["status"] == "finished:completed" for run in runs):
+            if all(run["status"] == "finished:completed" for run in runs if run["run-id"] not in self.killed):
                 return
             assert time.monotonic() < end, json.dumps(runs) + self.logs()
 
     def history(self, name):
-        return [json.loads(line) for line in (self.folder / name / "history.jsonl").read_text().splitlines()]
+        file = self.folder / name / "history.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def kill_server(self, name, rounds, seconds):
+        """Kill the ServerApp of the only run there is, once it has done so many rounds."""
+        end = time.monotonic() + seconds
+        while len(self.history(name)) < rounds:
+            assert time.monotonic() < end, self.logs()
+            time.sleep(0.05)
+        servers = [pid for pid in descendants(self.processes["link"].pid) if "flwr-serverapp" in command_of(pid)]
+        assert servers, self.logs()
+        for pid in servers:
+            os.kill(pid, signal.SIGKILL)
+        self.killed += [run["run-id"] for run in json.loads(self.flwr("list", "--format", "json"))["runs"]]
 
     def logs(self):
         return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log")))

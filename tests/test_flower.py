@@ -546,7 +546,7 @@ def store_data(folder):
 
 
 def run_everything(folder):
-    """Do all runs that one federation can serve, the last of them with a node that is killed and returns."""
+    """Do all runs that one federation can serve: the first with a server that is killed, the last with a node."""
     planned = {"steps": {"kind": "explicit", "table": json.dumps([K])}}
     fedagrac = {"algorithm": {"name": "fedagrac", "lr": 0.1}}
     fedavg = {"algorithm": {"name": "fedavg", "lr": 0.1}}
@@ -555,9 +555,11 @@ def run_everything(folder):
         loopback.start_link()
         for i in range(3):
             loopback.start_node(i, f"steps={K[i]}")
+        loopback.run("fedavg", rounds=3, **fedavg, **planned)
+        loopback.kill_server("fedavg", rounds=1, seconds=120)
+        loopback.submit("fedavg")
         loopback.run("fedagrac", rounds=3, **fedagrac, **planned)
         loopback.run("chosen", rounds=2, **fedagrac, steps={"kind": "client"})
-        loopback.run("fedavg", rounds=3, **fedavg, **planned)
         loopback.wait("fedagrac", "chosen", "fedavg", seconds=360)
         loopback.run("troubled", rounds=3, min_clients=1, faults=True, **fedagrac, **planned)
         end = time.monotonic() + 100
@@ -607,6 +609,13 @@ def test_processes_equal_a_simulation(name, rounds, algorithm, loopback_folder):
     for ours, theirs in zip(history, expected.history, strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=1e-6)
         assert (ours["bytes_up"], ours["bytes_down"]) == (theirs["bytes_up"], theirs["bytes_down"])
+
+
+def test_a_server_process_that_is_killed_goes_on_from_its_last_round(loopback_folder):
+    history = rounds_of(loopback_folder, "fedavg")
+    assert [record["round"] for record in history] == [1, 2, 3]
+    resumed = [event for record in history for event in record["events"] if event.startswith("resumed after round")]
+    assert resumed in (["resumed after round 1"], ["resumed after round 2"])
 
 
 def test_processes_that_send_nonsense_are_dropped(loopback_folder):
