@@ -1,0 +1,209 @@
+"""The constants of a problem that the theorems speak of: L, mu, sigma^2, B, x* and F_i(x*)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedagrac.errors import FedagracError, InputError
+from fedagrac.theory.problem import Apply, Problem, as_array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+__all__ = ["Constants", "constants", "largest_eigenvalue", "minimise", "smallest_eigenvalue"]
+
+
+class NotSolvedError(FedagracError):
+    """An iteration did not come to its end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Constants:
+    """What the theorems need to know about a problem, measured.
+
+    Attributes:
+        L: the largest curvature of any client at any of the points (Assumption 1, along that path).
+        mu: the smallest (Assumption 2); None where the problem is not known to be convex.
+        sigma2: the largest variance of a stochastic gradient of any client at any point (Assumption 3).
+        B: the largest ratio of a client's gradient to the global one at the points where that is not 0
+            (Assumption 4); it grows without bound towards x*, where clients pull and F does not.
+        x1, optimum: the start, and x*; None where the problem is not known to be convex.
+        gap: F(x_1) - F(x*), or F(x_1) - 0 where x* is not known.
+        distance2: |x_1 - x*|^2.
+        value: F(x*).
+        local_values: F_i(x*), [M].
+        points: how many points the largest and smallest values are taken over.
+    """
+
+    L: float
+    mu: float | None
+    sigma2: float
+    B: float
+    gap: float
+    points: int
+    x1: npt.NDArray[np.float64]
+    optimum: npt.NDArray[np.float64] | None = None
+    distance2: float | None = None
+    value: float | None = None
+    local_values: npt.NDArray[np.float64] | None = None
+
+
+def constants(
+    problem: Problem, points: Sequence[Tensor] | None = None, convex: bool | None = None, tolerance: float = 1e-10
+) -> Constants:
+    """Measure a problem's constants.
+
+    Args:
+        problem: the clients, the model and the loss.
+        points: where curvature, noise and dissimilarity are measured; by default five points from x_1 to x*
+            where the problem is convex, and x_1 alone elsewhere. The iterates of a run are a good choice.
+        convex: whether F is convex; None to find out: yes for models linear in x with cross-entropy.
+        tolerance: the norm of the gradient at which x* counts as solved.
+
+    Examples:
+        >>> import fedagrac as fg
+        >>> fed = fg.Federation.from_arrays([([[1.0], [3.0]], [0, 1]), ([[2.0]], [1])])
+        >>> problem = Problem(fg.models.build("logistic", features=1, classes=2), fed, weight_decay=0.1)
+        >>> found = constants(problem)
+        >>> round(found.mu, 6), found.L > 1, found.gap > 0
+        (0.1, True, True)
+    """
+    convex = problem.is_convex() if convex is None else convex
+    optimum = minimise(problem, tolerance) if convex else None
+    if points is None:
+        points = [problem.x1]
+        if optimum is not None:
+            points = [problem.x1 + part * (optimum - problem.x1) for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    for x in points:
+        if x.shape != problem.x1.shape:
+            raise InputError("points", tuple(x.shape), f"vectors of {problem.size} numbers")
+    clients = range(problem.federation.num_clients)
+    shape = problem.size
+    L, mu, sigma2, B = 0.0, float("inf"), 0.0, 1.0
+    for x in points:
+        for i in clients:
+            curvature = problem.hessian_at(x, i)
+            L = max(L, abs(largest_eigenvalue(curvature, shape)))
+            if convex:
+                mu = min(mu, smallest_eigenvalue(curvature, shape))
+            sigma2 = max(sigma2, problem.noise(i, x))
+        gradients = problem.gradients(x)
+        whole = float((problem.weights @ gradients).norm())
+        largest = float(gradients.norm(dim=1).max())
+        if whole > 1e-8 * largest:
+            B = max(B, largest / whole)
+    start = problem.total(problem.x1)
+    if optimum is None:
+        return Constants(L, None, sigma2, B, start, len(points), as_array(problem.x1))
+    local = problem.values(optimum)
+    value = float(problem.weights @ local)
+    distance2 = float((problem.x1 - optimum) @ (problem.x1 - optimum))
+    return Constants(
+        L, mu, sigma2, B, start - value, len(points), as_array(problem.x1), as_array(optimum), distance2, value,
+        as_array(local),
+    )  # fmt: skip
+
+
+def largest_eigenvalue(matrix: Apply, size: int, tolerance: float = 1e-9, most: int = 5000) -> float:
+    """Return the eigenvalue of largest magnitude of a symmetric matrix, by power iteration.
+
+    It ends when the residual |A v - theta v|, which bounds the distance to an eigenvalue, is small against it, or
+    when the estimate, whose own error is of the order of the residual's square, has not moved for ten iterations.
+
+    Examples:
+        >>> round(largest_eigenvalue(lambda v: torch.tensor([3.0, -5.0], dtype=torch.float64) * v, 2), 6)
+        -5.0
+    """
+    v = torch.from_numpy(np.random.default_rng(0).normal(size=size))
+    v /= v.norm()
+    theta, still = 0.0, 0
+    for _ in range(most):
+        w = matrix(v)
+        before, theta = theta, float(v @ w)
+        scale = float(w.norm())
+        if scale == 0.0:
+            return 0.0
+        still = still + 1 if abs(theta - before) <= 1e-13 * scale else 0
+        if float((w - theta * v).norm()) <= tolerance * scale or still >= 10:
+            return theta
+        v = w / scale
+    raise NotSolvedError(
+        f"power iteration: two leading eigenvalues near {theta:.6g} not told apart in {most} steps"
+    )
+
+
+def smallest_eigenvalue(matrix: Apply, size: int) -> float:
+    """Return the smallest eigenvalue of a symmetric matrix, to 1e-12 of its largest, by Lanczos.
+
+    What is iterated is the matrix turned round, s I - A with s the largest eigenvalue's magnitude: its largest
+    eigenvalue is s minus ours, and does not have to be found to a precision relative to a number near 0.
+
+    Examples:
+        >>> round(smallest_eigenvalue(lambda v: torch.tensor([3.0, 5.0, 0.5], dtype=torch.float64) * v, 3), 9)
+        0.5
+    """
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    shift = abs(largest_eigenvalue(matrix, size))
+
+    def apply(v: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        x = torch.from_numpy(np.ascontiguousarray(v.reshape(-1)))
+        return as_array(shift * x - matrix(x))
+
+    if size < 3 or shift == 0.0:  # too small for a Krylov space
+        return shift - float(np.linalg.eigvalsh(np.stack([apply(e) for e in np.eye(size)]))[-1])
+    operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
+    start = np.random.default_rng(0).normal(size=size)
+    found = eigsh(operator, k=1, which="LA", v0=start, ncv=min(size, 40), tol=1e-12, return_eigenvectors=False)
+    return shift - float(found[0])
+
+
+def minimise(problem: Problem, tolerance: float = 1e-10) -> Tensor:
+    """Return x* of a convex problem: Newton's steps, each by conjugate gradients, until |gradient| <= tolerance.
+
+    Examples:
+        >>> import fedagrac as fg
+        >>> fed = fg.Federation.from_arrays([([[1.0], [3.0]], [0, 1]), ([[2.0]], [1])])
+        >>> problem = Problem(fg.models.build("logistic", features=1, classes=2), fed, weight_decay=0.1)
+        >>> x = minimise(problem)
+        >>> float((problem.weights @ problem.gradients(x)).norm()) < 1e-10
+        True
+    """
+    x = problem.x1
+    for _ in range(100):
+        g = problem.weights @ problem.gradients(x)
+        if float(g.norm()) <= tolerance:
+            return x
+        step = _solve(problem.hessian_at(x), g)
+        if not bool(torch.isfinite(step).all()):
+            break
+        value, slope, length = problem.total(x), float(g @ step), 1.0
+        # near x* the values differ by rounding alone: there the full step is taken
+        while problem.total(x - length * step) > value - 1e-4 * length * slope + 1e-13 * abs(value):
+            length /= 2
+            if length < 1e-10:
+                break
+        x = x - length * step
+    raise NotSolvedError(
+        f"the minimiser was not found: |gradient| is {float(g.norm()):.2g} after Newton's steps, above "
+        f"{tolerance:g}; is the problem convex, and does weight_decay make it strongly so?"
+    )
+
+
+def _solve(matrix: Apply, right: Tensor) -> Tensor:
+    """Return the solution of a positive definite system, by conjugate gradients."""
+    from scipy.sparse.linalg import LinearOperator, cg
+
+    def apply(v: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return as_array(matrix(torch.from_numpy(np.ascontiguousarray(v.reshape(-1)))))
+
+    size = len(right)
+    operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
+    found, _ = cg(operator, as_array(right), rtol=1e-8, maxiter=10 * size)
+    return torch.from_numpy(found)

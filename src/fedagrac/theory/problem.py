@@ -1,0 +1,195 @@
+"""A federated problem as the theory sees it: F_i, their gradients and Hessians, as functions of one vector.
+
+Everything is float64, over all data of a client, without augmentation and with dropout off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from fedagrac.engines import Loss, Workload
+from fedagrac.errors import InputError
+from fedagrac.models.vector import VectorModel
+from fedagrac.theory.exact import softmax_hessian
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from fedagrac.data.federation import Federation
+
+__all__ = ["Apply", "Problem", "as_array"]
+
+Apply = Callable[["Tensor"], "Tensor"]
+"""A symmetric matrix, as what it does to a vector."""
+
+CHUNK = 4096
+"""Samples that are differentiated at a time."""
+
+NUMBERS = 2**25
+"""Numbers that the gradients of single samples may take up at a time."""
+
+LARGEST_HESSIAN = 4000
+"""Parameters up to which a whole Hessian is made."""
+
+
+SMALL_HESSIAN = 200
+"""Parameters up to which a Hessian without a formula is made, instead of being applied again and again."""
+
+
+class Problem:
+    """F_i(x) = mean loss of client i's samples + weight_decay / 2 |x|^2, and F = sum_i omega_i F_i.
+
+    Attributes:
+        x1: the module's weights as given, where a run would start.
+        batch_size: samples of one stochastic gradient; None for a client's full data.
+
+    Examples:
+        >>> import fedagrac as fg
+        >>> fed = fg.Federation.from_arrays([([[1.0], [3.0]], [0, 1]), ([[2.0]], [1])])
+        >>> problem = Problem(fg.models.build("logistic", features=1, classes=2), fed, weight_decay=0.1)
+        >>> [round(float(value), 6) for value in problem.values(problem.x1)]  # log 2: all weights zero
+        [0.693147, 0.693147]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        federation: Federation,
+        loss: Loss | None = None,
+        weight_decay: float = 0.0,
+        batch_size: int | None = 20,
+    ) -> None:
+        vector = VectorModel(model, dtype=torch.float64)
+        self.workload = Workload.of(vector, federation, loss, batch_size, "replacement", weight_decay, 0)
+        vector.module.eval()
+        self.default_loss = loss is None
+        self.federation = federation
+        self.weights = torch.as_tensor(federation.weights, dtype=torch.float64)
+        self.weight_decay = weight_decay
+        self.batch_size = batch_size
+        self.x1 = vector.initial()
+
+    @property
+    def size(self) -> int:
+        """How many parameters there are."""
+        return self.workload.model.size
+
+    def _loss(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        w = self.workload
+        return w.loss(functional_call(w.model.module, w.model.views(x), (inputs,)), targets)
+
+    def _pieces(self, client: int) -> Iterator[tuple[float, Tensor, Tensor]]:
+        """Yield a client's samples in pieces, each with its share of them."""
+        own = torch.from_numpy(self.federation.samples_of(client))
+        for some in torch.split(own, CHUNK):
+            yield len(some) / len(own), *self.workload.load(some)
+
+    def value(self, client: int, x: Tensor) -> Tensor:
+        """Return F_i(x)."""
+        with torch.no_grad():
+            mean = sum(share * self._loss(x, X, y) for share, X, y in self._pieces(client))
+        return mean + self.weight_decay / 2 * x @ x
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return every F_i(x), [M]."""
+        return torch.stack([self.value(i, x) for i in range(self.federation.num_clients)])
+
+    def total(self, x: Tensor) -> float:
+        """Return F(x)."""
+        return float(self.weights @ self.values(x))
+
+    def gradient(self, client: int, x: Tensor) -> Tensor:
+        """Return the gradient of F_i at x."""
+        each = (share * grad(self._loss)(x, X, y) for share, X, y in self._pieces(client))
+        return sum(each, start=self.weight_decay * x)
+
+    def gradients(self, x: Tensor) -> Tensor:
+        """Return the gradient of every F_i at x, [M, d]."""
+        return torch.stack([self.gradient(i, x) for i in range(self.federation.num_clients)])
+
+    def curvature(self, client: int, x: Tensor, v: Tensor) -> Tensor:
+        """Return the Hessian of F_i at x times v, without making the Hessian."""
+        found = self.weight_decay * v
+        x = x.detach().requires_grad_()
+        for share, X, y in self._pieces(client):
+            with torch.enable_grad():
+                (g,) = torch.autograd.grad(self._loss(x, X, y), x, create_graph=True)
+                along = g @ v
+            if along.requires_grad:  # else the loss is linear in x here
+                found = found + share * torch.autograd.grad(along, x)[0]
+        return found
+
+    def hessian(self, client: int, x: Tensor) -> Tensor:
+        """Return the Hessian of F_i at x, [d, d]: by its formula for softmax regression, else column by column."""
+        if self.size > LARGEST_HESSIAN:
+            raise InputError("model", f"{self.size} parameters", f"at most {LARGEST_HESSIAN} for a whole Hessian")
+        layer = self._softmax_layer()
+        if layer is None:
+            return torch.stack([self.curvature(client, x, e) for e in torch.eye(self.size, dtype=x.dtype)], 1)
+        found = self.weight_decay * torch.eye(self.size, dtype=x.dtype)
+        for share, X, _ in self._pieces(client):
+            found += share * softmax_hessian(X.flatten(1), x, bias=layer.bias is not None)
+        return found
+
+    def hessian_at(self, x: Tensor, client: int | None = None) -> Apply:
+        """Return the Hessian of F_i, or of F, at x, as what it does to a vector: the cheapest way there is."""
+        clients = range(self.federation.num_clients) if client is None else [client]
+        weights = self.weights if client is None else torch.ones(client + 1, dtype=x.dtype)
+        if self.size <= (SMALL_HESSIAN if self._softmax_layer() is None else LARGEST_HESSIAN):
+            whole = sum((weights[i] * self.hessian(i, x) for i in clients), start=torch.zeros(()))
+            return lambda v: whole @ v
+        return lambda v: sum((weights[i] * self.curvature(i, x, v) for i in clients), start=torch.zeros_like(v))
+
+    def _softmax_layer(self) -> nn.Linear | None:
+        """Return the one layer of softmax regression, or None for any other problem."""
+        layers = [layer for layer in self.workload.model.module.modules() if not list(layer.children())]
+        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        plain = self.default_loss and all(isinstance(layer, nn.Linear | nn.Flatten) for layer in layers)
+        return linear[0] if plain and len(linear) == 1 and self.workload.targets.ndim == 1 else None
+
+    def noise(self, client: int, x: Tensor) -> float:
+        """Return E |g - gradient of F_i|^2 of a stochastic gradient g at x: a batch drawn with replacement."""
+        if self.batch_size is None:
+            return 0.0
+        single = vmap(grad(lambda x, X, y: self._loss(x, X[None], y[None])), (None, 0, 0), randomness="different")
+        squares, mean = 0.0, torch.zeros_like(x)
+        rows = max(1, NUMBERS // self.size)
+        own = torch.from_numpy(self.federation.samples_of(client))
+        for some in torch.split(own, rows):
+            gradients = single(x, *self.workload.load(some))
+            squares += float((gradients**2).sum()) / len(own)
+            mean += gradients.sum(0) / len(own)
+        return max(0.0, squares - float(mean @ mean)) / self.batch_size
+
+    def is_convex(self) -> bool | None:
+        """Return True where F is known to be convex, None elsewhere: outputs linear in x, with cross-entropy.
+
+        Linearity is tried on random weights.
+        """
+        if not self.default_loss:
+            return None
+        rng = np.random.default_rng(0)
+        a, b = (torch.from_numpy(rng.normal(size=self.size)) for _ in range(2))
+        inputs, _ = self.workload.load(torch.arange(min(8, len(self.workload.inputs))))
+        model = self.workload.model
+
+        def output(x: Tensor) -> Tensor:
+            found: Tensor = functional_call(model.module, model.views(x), (inputs,))
+            return found
+
+        with torch.no_grad():
+            middle, mean = output((a + b) / 2), (output(a) + output(b)) / 2
+        return True if torch.allclose(middle, mean, rtol=1e-9, atol=1e-9) else None
+
+
+def as_array(x: Tensor) -> npt.NDArray[np.float64]:
+    """Return a vector as NumPy sees it."""
+    found: npt.NDArray[np.float64] = x.detach().numpy()
+    return found
