@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from fedagrac.theory import bounds
 from fedagrac.theory.constants import Constants, constants
 from fedagrac.theory.problem import Problem
 
-__all__ = ["Constants", "Problem", "constants"]
+__all__ = ["Constants", "Problem", "bounds", "constants"]
