@@ -1,0 +1,282 @@
+"""An experiment studied: its constants, the bounds, the step sizes, and what its algorithms really do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedagrac.algorithms import Algorithm, FedaGrac
+from fedagrac.config import Experiment
+from fedagrac.data.batches import epoch_steps
+from fedagrac.errors import InputError
+from fedagrac.experiment import Prepared, prepare
+from fedagrac.heterogeneity import Explicit
+from fedagrac.simulation import simulate
+from fedagrac.theory.bounds import Bound, theorem1, theorem2, theorem3
+from fedagrac.theory.constants import Constants, constants
+from fedagrac.theory.problem import Problem, as_array
+from fedagrac.theory.quadratic import Quadratic, largest_stable_lr, recommend, round_map
+from fedagrac.theory.rates import Errors, Slope, prescribed_lr, slope
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from fedagrac.callbacks.base import Callback
+    from fedagrac.theory.quadratic import Recommendation
+
+__all__ = ["Curve", "Rate", "Study", "measure_rates", "study"]
+
+FACTORS = (0.125, 0.25, 0.5, 1.0)
+"""The sizes at which a rate is measured, in parts of the experiment's own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The error of one run: F(x_t) - F(x*), or |gradient|^2 where x* is not known.
+
+    Attributes:
+        label, lr, status: which algorithm, with which eta, and how its run ended.
+        rounds, errors: when it was measured, 0 for the start, and what was found.
+        stable_lr: the largest eta at which it converges on the quadratic model at x*; None where there is none.
+        limit: F - F(x*) where it would end on that model with exact gradients.
+    """
+
+    label: str
+    lr: float
+    status: str
+    rounds: list[int]
+    errors: list[float]
+    stable_lr: float | None
+    limit: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Rate:
+    """How FedaGrac's error depends on one of T, M and Kbar, each run with the eta that Theorem 3 prescribes.
+
+    Attributes:
+        name: T, M or Kbar.
+        sizes, errors: one pair per run.
+        lrs: the step size of each run.
+        slope: of log error over log size.
+    """
+
+    name: str
+    sizes: list[float]
+    errors: list[float]
+    lrs: list[float]
+    slope: Slope
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """What was found out about an experiment.
+
+    Attributes:
+        weights, steps: omega_i and the K_i of round 1, [M].
+        bounds: Theorems 1 and 3 of a convex problem, Theorem 2 of any other.
+        recommendation: the step size and lambda for FedaGrac on the quadratic model at x*; None without one.
+        curves: one per algorithm.
+        rates: how the error depends on T, M and Kbar; empty where they were not measured.
+    """
+
+    name: str
+    rounds: int
+    weights: npt.NDArray[np.float64]
+    steps: npt.NDArray[np.int64]
+    constants: Constants
+    bounds: tuple[Bound, ...]
+    recommendation: Recommendation | None
+    curves: tuple[Curve, ...]
+    rates: tuple[Rate, ...] = ()
+
+    def described(self) -> dict[str, Any]:
+        """Return everything as plain values, for JSON."""
+        c = self.constants
+        return {
+            "name": self.name,
+            "rounds": self.rounds,
+            "steps": self.steps.tolist(),
+            "constants": {
+                "L": c.L, "mu": c.mu, "sigma2": c.sigma2, "B": c.B, "gap": c.gap, "distance2": c.distance2,
+                "optimal_value": c.value, "points": c.points,
+                "local_values": None if c.local_values is None else c.local_values.tolist(),
+            },
+            "bounds": [
+                {
+                    "name": b.name, "terms": dict(b.terms), "total": b.total, "step_size": b.step_size,
+                    "step_limit": b.step_limit, "condition": b.condition, "constants": dict(b.constants),
+                    "note": b.note,
+                }
+                for b in self.bounds
+            ],
+            "recommendation": None if self.recommendation is None else dataclasses.asdict(self.recommendation),
+            "curves": [dataclasses.asdict(curve) for curve in self.curves],
+            "rates": [dataclasses.asdict(rate) for rate in self.rates],
+        }  # fmt: skip
+
+
+def problem_of(prepared: Prepared) -> Problem:
+    """Return the problem that an experiment solves."""
+    options = prepared.options()
+    shared = {"weight_decay": options["weight_decay"], "batch_size": options["batch_size"]}
+    return Problem(prepared.module, prepared.federation, **shared)
+
+
+def study(
+    prepared: Prepared,
+    callbacks: Sequence[Callback] = (),
+    say: Callable[[str], None] = lambda stage: None,
+) -> Study:
+    """Measure the constants of an experiment, evaluate the bounds, and run its algorithms beside them.
+
+    `callbacks` see every run; `say` is told what is being done.
+    """
+    fed, e = prepared.federation, prepared.experiment
+    problem = problem_of(prepared)
+    say("constants")
+    found = constants(problem)
+    K = prepared.steps.counts(0, fed.num_clients, e.seed)
+    epochs = epoch_steps(fed.sizes, problem.batch_size)
+    model = None
+    if found.optimum is not None:
+        say("the quadratic model at x*")
+        model = quadratic_at(problem, found)
+    every = max(1, e.rounds // 200)
+    curves = []
+    for entry in prepared.entries:
+        say(entry.label)
+        errors = Errors(problem, found.value, every)
+        result = simulate(
+            prepared.module,
+            fed,
+            entry.algorithm,
+            callbacks=[errors, *callbacks],
+            **{**prepared.options(), "eval_every": e.rounds},
+        )
+        stable, limit = None, None
+        if model is not None and found.value is not None:
+            stable, limit = _predicted(entry.algorithm, model, K, epochs, problem, found.value)
+        curves.append(
+            Curve(entry.label, entry.algorithm.lr, result.status, errors.rounds, errors.values, stable, limit)
+        )
+    say("the recommended step size")
+    advice = None if model is None else recommend(model, K)
+    bounds = _bounds(found, fed.weights, K, e.rounds)
+    return Study(e.name, e.rounds, fed.weights, K, found, bounds, advice, tuple(curves))
+
+
+def quadratic_at(problem: Problem, found: Constants) -> Quadratic | None:
+    """Return the quadratic model of a convex problem at x*, exact to second order; None where x* is not known."""
+    if found.optimum is None:
+        return None
+    x = torch.from_numpy(found.optimum)
+    hessians = np.stack([as_array(problem.hessian(i, x)) for i in range(problem.federation.num_clients)])
+    gradients = as_array(problem.gradients(x))
+    return Quadratic(hessians, hessians @ found.optimum - gradients, problem.federation.weights)
+
+
+def _predicted(
+    algorithm: Algorithm,
+    model: Quadratic,
+    K: npt.NDArray[np.int64],
+    epochs: npt.NDArray[np.int64],
+    problem: Problem,
+    best: float,
+) -> tuple[float | None, float | None]:
+    """Return the largest stable eta on the quadratic model, and the excess where the algorithm ends on it."""
+    first = None
+    if isinstance(algorithm, FedaGrac):
+        if callable(algorithm.calibration):
+            return None, None  # a schedule has no one limit
+        first = np.minimum(epochs if algorithm.first_steps == "epoch" else algorithm.first_steps, K)
+    stable = largest_stable_lr(algorithm, model, K, first)
+    if algorithm.lr >= stable:
+        return stable, None
+    limit = round_map(algorithm, model, K, first).fixed_point
+    return stable, problem.total(torch.from_numpy(limit)) - best
+
+
+def _bounds(found: Constants, weights: npt.ArrayLike, K: npt.ArrayLike, rounds: int) -> tuple[Bound, ...]:
+    """Return the theorems that speak of the problem."""
+    if found.mu is None or found.distance2 is None or found.local_values is None:
+        return (theorem2(weights, K, L=found.L, sigma2=found.sigma2, gap=found.gap, rounds=rounds),)
+    known: dict[str, Any] = {"L": found.L, "mu": found.mu, "sigma2": found.sigma2, "distance2": found.distance2}
+    return theorem1(weights, K, found.local_values, L=found.L), theorem3(weights, K, **known, rounds=rounds)
+
+
+def measure_rates(
+    prepared: Prepared,
+    seeds: int = 3,
+    data_dir: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    say: Callable[[str], None] = lambda stage: None,
+) -> tuple[Rate, ...]:
+    """Measure how FedaGrac's error after T rounds depends on T, on M and on Kbar.
+
+    One of them is an eighth, a quarter, a half and the whole of the experiment's, the others stay; every run has
+    lambda = 1 and the eta that Theorem 3 prescribes for it. Another number of clients is another problem: its
+    constants are measured anew.
+    """
+    e = prepared.experiment
+    whole = _Part(prepared, constants(problem_of(prepared)))
+    if whole.constants.mu is None:
+        raise InputError("model", e.model.name, "a convex problem: the rates are those of Theorem 3")
+    clients = prepared.federation.num_clients
+    several = [_with_clients(e, max(2, round(clients * factor)), data_dir) for factor in FACTORS[:-1]]
+    parts: dict[str, list[_Part]] = {
+        "T": [dataclasses.replace(whole, rounds=max(2, round(e.rounds * factor))) for factor in FACTORS],
+        "M": [*[_Part(one, constants(problem_of(one))) for one in several], whole],
+        "Kbar": [dataclasses.replace(whole, steps=factor) for factor in FACTORS],
+    }
+    rates = []
+    for name, some in parts.items():
+        sizes, errors, lrs = [], [], []
+        for part in some:
+            for seed in range(e.seed, e.seed + seeds):
+                say(f"{name}, seed {seed}")
+                size, error, lr = part.run(name, seed, callbacks)
+                sizes.append(size)
+                errors.append(error)
+                lrs.append(lr)
+        rates.append(Rate(name, sizes, errors, lrs, slope(sizes, errors)))
+    return tuple(rates)
+
+
+def _with_clients(experiment: Experiment, clients: int, data_dir: str | Path | None) -> Prepared:
+    """Return the experiment with another number of clients."""
+    data = experiment.data.model_copy(update={"clients": clients})
+    return prepare(experiment.model_copy(update={"data": data}), data_dir)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A problem, and how much of the rounds and steps of its experiment are run."""
+
+    prepared: Prepared
+    constants: Constants
+    rounds: int | None = None
+    steps: float = 1.0
+
+    def run(self, name: str, seed: int, callbacks: Sequence[Callback]) -> tuple[float, float, float]:
+        """Return the size that varies, the error at the end, and eta."""
+        fed, options = self.prepared.federation, self.prepared.options()
+        rounds = self.rounds or options["rounds"]
+        K = self.prepared.steps.counts(0, fed.num_clients, self.prepared.experiment.seed)
+        K = np.maximum(1, np.rint(K * self.steps).astype(np.int64))
+        lr = prescribed_lr(self.constants, fed.weights, K, rounds)
+        problem = problem_of(self.prepared)
+        errors = Errors(problem, self.constants.value, rounds)
+        changed = {"rounds": rounds, "steps": Explicit([K.tolist()]), "seed": seed, "eval_every": rounds, "stop": None}
+        simulate(
+            self.prepared.module, fed, FedaGrac(lr=lr), callbacks=[errors, *callbacks], **{**options, **changed}
+        )
+        sizes = {"T": float(rounds), "M": float(fed.num_clients), "Kbar": float(fed.weights @ K)}
+        return sizes[name], errors.values[-1], lr
