@@ -25,6 +25,7 @@ from fedagrac.cli_data import data_app
 from fedagrac.cli_flower import flower_app
 from fedagrac.cli_reproduce import reproduce
 from fedagrac.cli_sweep import sweep
+from fedagrac.cli_theory import theory
 from fedagrac.errors import FedagracError, InputError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
 app.command()(sweep)
+app.command()(theory)
 app.command()(reproduce)
 app.command()(bench)
 

@@ -52,6 +52,11 @@ class Progress(Callback):
     ) -> None:
         self._bar.stop()
 
+    def stage(self, name: str) -> None:
+        """Show what is being done now."""
+        self.name = name
+        self._bar.update(self._task, description=name, accuracy="")
+
     def skip(self) -> None:
         """Count a run as done that is not run."""
         self._bar.advance(self._task, self.rounds)

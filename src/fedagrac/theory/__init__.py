@@ -1,9 +1,23 @@
-"""The paper's theory as something to run: constants, bounds, fixed points and rates of a problem of one's own."""
+"""The paper's theory as something to run: constants, bounds, fixed points and rates of a problem of one's own.
+
+`fedagrac theory EXPERIMENT.toml` does all of it for an experiment (`fedagrac.theory.study`).
+"""
 
 from __future__ import annotations
 
 from fedagrac.theory import bounds
 from fedagrac.theory.constants import Constants, constants
 from fedagrac.theory.problem import Problem
+from fedagrac.theory.quadratic import Quadratic, Recommendation, largest_stable_lr, recommend, round_map
 
-__all__ = ["Constants", "Problem", "bounds", "constants"]
+__all__ = [
+    "Constants",
+    "Problem",
+    "Quadratic",
+    "Recommendation",
+    "bounds",
+    "constants",
+    "largest_stable_lr",
+    "recommend",
+    "round_map",
+]

@@ -216,7 +216,6 @@ def measure_rates(
     prepared: Prepared,
     seeds: int = 3,
     data_dir: str | Path | None = None,
-    callbacks: Sequence[Callback] = (),
     say: Callable[[str], None] = lambda stage: None,
 ) -> tuple[Rate, ...]:
     """Measure how FedaGrac's error after T rounds depends on T, on M and on Kbar.
@@ -242,7 +241,7 @@ def measure_rates(
         for part in some:
             for seed in range(e.seed, e.seed + seeds):
                 say(f"{name}, seed {seed}")
-                size, error, lr = part.run(name, seed, callbacks)
+                size, error, lr = part.run(name, seed)
                 sizes.append(size)
                 errors.append(error)
                 lrs.append(lr)
@@ -265,7 +264,7 @@ class _Part:
     rounds: int | None = None
     steps: float = 1.0
 
-    def run(self, name: str, seed: int, callbacks: Sequence[Callback]) -> tuple[float, float, float]:
+    def run(self, name: str, seed: int) -> tuple[float, float, float]:
         """Return the size that varies, the error at the end, and eta."""
         fed, options = self.prepared.federation, self.prepared.options()
         rounds = self.rounds or options["rounds"]
@@ -274,9 +273,13 @@ class _Part:
         lr = prescribed_lr(self.constants, fed.weights, K, rounds)
         problem = problem_of(self.prepared)
         errors = Errors(problem, self.constants.value, rounds)
-        changed = {"rounds": rounds, "steps": Explicit([K.tolist()]), "seed": seed, "eval_every": rounds, "stop": None}
-        simulate(
-            self.prepared.module, fed, FedaGrac(lr=lr), callbacks=[errors, *callbacks], **{**options, **changed}
-        )
+        changed = {
+            "rounds": rounds,
+            "steps": Explicit([K.tolist()]),
+            "seed": seed,
+            "eval_every": rounds,
+            "stop": None,
+        }
+        simulate(self.prepared.module, fed, FedaGrac(lr=lr), callbacks=[errors], **{**options, **changed})
         sizes = {"T": float(rounds), "M": float(fed.num_clients), "Kbar": float(fed.weights @ K)}
         return sizes[name], errors.values[-1], lr
