@@ -18,8 +18,8 @@ the algorithms' own rules; the tests compare the two.
 Where FedaGrac ends, as a function of lambda. With lambda = 1 its fixed point is the minimiser of
 F = sum_i omega_i F_i for every eta, every K and every form of `transmit` and `local_reference`:
 nu_i = P_i (g_i + c_i) - c_i with c_i = nu - nu_i says that P_i (g_i + c_i) = nu for all i; x is at rest only if
-nu = 0, hence g_i = nu_i and sum_i omega_i g_i = nu = 0. With any other lambda it is not, unless all clients share
-one minimiser. As eta -> 0 the limit tends to the minimiser of
+nu = 0, hence g_i = nu_i and sum_i omega_i g_i = nu = 0. With any other lambda it is not, but for coincidences,
+unless all clients share one minimiser. As eta -> 0 the limit tends to the minimiser of
 
     sum_i omega_i ((1 - lambda) K_i + lambda Kbar) F_i,
 
@@ -161,7 +161,8 @@ class Quadratic:
 
     def gradient(self, client: int, x: Array) -> Array:
         """Return H_i x - r_i."""
-        return self.hessians[client] @ x - self.linear[client]
+        gradient: Array = self.hessians[client] @ x - self.linear[client]
+        return gradient
 
     @cached_property
     def eigen(self) -> tuple[Array, Array]:
@@ -314,7 +315,7 @@ def _outliers(times: Any, size: int) -> npt.NDArray[np.complex128]:
     operator = LinearOperator((size, size), matvec=times, dtype=np.float64)
     start = np.random.default_rng(0).normal(size=size)
     try:
-        values = eigs(operator, k=4, ncv=60, v0=start, maxiter=200, tol=1e-12, return_eigenvectors=False)
+        values = eigs(operator, k=4, ncv=60, v0=start, maxiter=100, tol=1e-12, return_eigenvectors=False)
     except ArpackNoConvergence as error:
         values = error.eigenvalues
     return np.asarray(values, dtype=np.complex128)
@@ -491,7 +492,7 @@ def recommend(
     """Return the (eta, lambda) with the smallest spectral radius among those that end at the minimiser.
 
     Of FedaGrac only lambda = 1 ends there when clients differ (see the head of this module). FedAvg and FedProx do
-    at no eta when K differ, FedNova only as eta -> 0: they need a larger tolerance.
+    by coincidence only when K differ, FedNova as eta -> 0: they need a larger tolerance.
 
     Args:
         quadratic: the problem.
