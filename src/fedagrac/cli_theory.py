@@ -41,8 +41,8 @@ def theory(
     """Set an experiment beside the paper's theory: constants, bounds, step sizes, and what really happens.
 
     Measures L, mu, sigma^2, B, x* and F_i(x*), evaluates the theorems term by term, finds the largest stable step
-    size of every algorithm and a recommended one for FedaGrac on the quadratic model at x*, runs the algorithms and
-    draws their error beside the bounds. Models that are not linear in their weights have no x*: for them it is
+    size of every algorithm and a recommended one for FedaGrac on the quadratic model at x*, runs the algorithms
+    and draws their error beside the bounds. Models that are not linear in their weights have no x*: for them it is
     Theorem 2 and the norm of the gradient. Bounds hold up to the constant inside O(.).
 
     [bold]Examples[/]

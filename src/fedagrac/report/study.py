@@ -23,7 +23,7 @@ BOUND = Look("#777777", DOTTED, 1.2)
 
 
 def plot_study(study: Study) -> Figure:
-    """Draw the error of every algorithm over rounds with the bounds, and beside it how it depends on T, M and Kbar."""
+    """Draw the error of every algorithm over rounds with the bounds, and how it depends on T, M and Kbar."""
     rates = study.rates
     with paper_style():
         figure = new_figure(5.2 + 1.9 * len(rates), 4.0)

@@ -138,30 +138,40 @@ def largest_eigenvalue(matrix: Apply, size: int, tolerance: float = 1e-9, most: 
     )
 
 
-def smallest_eigenvalue(matrix: Apply, size: int) -> float:
-    """Return the smallest eigenvalue of a symmetric matrix, to 1e-12 of its largest, by Lanczos.
+def smallest_eigenvalue(matrix: Apply, size: int, tolerance: float = 1e-12) -> float:
+    """Return the smallest eigenvalue of a symmetric matrix, by Lanczos with full reorthogonalisation.
 
-    What is iterated is the matrix turned round, s I - A with s the largest eigenvalue's magnitude: its largest
-    eigenvalue is s minus ours, and does not have to be found to a precision relative to a number near 0.
+    It ends when the smallest Ritz value has not moved by more than the tolerance, relative to the largest, in ten
+    steps, or when the Krylov space is exhausted. Weight decay makes many eigenvalues equal: what is asked for is
+    the value, which converges where its vector, any of many, does not.
 
     Examples:
         >>> round(smallest_eigenvalue(lambda v: torch.tensor([3.0, 5.0, 0.5], dtype=torch.float64) * v, 3), 9)
         0.5
     """
-    from scipy.sparse.linalg import LinearOperator, eigsh
+    from scipy.linalg import eigvalsh_tridiagonal
 
-    shift = abs(largest_eigenvalue(matrix, size))
-
-    def apply(v: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        x = torch.from_numpy(np.ascontiguousarray(v.reshape(-1)))
-        return as_array(shift * x - matrix(x))
-
-    if size < 3 or shift == 0.0:  # too small for a Krylov space
-        return shift - float(np.linalg.eigvalsh(np.stack([apply(e) for e in np.eye(size)]))[-1])
-    operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
-    start = np.random.default_rng(0).normal(size=size)
-    found = eigsh(operator, k=1, which="LA", v0=start, ncv=min(size, 40), tol=1e-12, return_eigenvectors=False)
-    return shift - float(found[0])
+    v = torch.from_numpy(np.random.default_rng(0).normal(size=size))
+    basis = torch.empty((size, size), dtype=torch.float64)
+    basis[0] = v / v.norm()
+    diagonal: list[float] = []
+    beside: list[float] = []
+    smallest = float("inf")
+    for k in range(size):
+        w = matrix(basis[k])
+        diagonal.append(float(basis[k] @ w))
+        for _ in range(2):  # once leaves rounding behind
+            w = w - basis[: k + 1].T @ (basis[: k + 1] @ w)
+        length, scale = float(w.norm()), float(np.abs(diagonal).max())
+        last = length <= 1e-13 * scale or k + 1 == size
+        if last or k % 10 == 9:
+            before = smallest
+            smallest = float(eigvalsh_tridiagonal(diagonal, beside, select="i", select_range=(0, 0))[0])
+            if last or abs(before - smallest) <= tolerance * scale:
+                break
+        beside.append(length)
+        basis[k + 1] = w / length
+    return smallest
 
 
 def minimise(problem: Problem, tolerance: float = 1e-10) -> Tensor:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Quadratic", "Recommendation", "RoundMap", "largest_stable_lr", "recommend", "round_map"]
 
-DENSE = 1000
+DENSE = 300
 """States up to this size are solved as one dense matrix, larger ones client by client."""
 
 

@@ -93,7 +93,7 @@ def prescribed_lr(constants: Constants, weights: npt.ArrayLike, steps: npt.Array
     """Return the eta with which Theorem 3 is to be read, for so many rounds.
 
     eta Kbar = log(max(2, mu^2 |x_1 - x*|^2 T / H)) / (mu T) makes the exponential and the noise term equal; above
-    the largest eta that the proof allows, that one. The statement's O(1 / (mu L T Kbar)) has the wrong unit (docs/theory.md).
+    the largest eta that the proof allows, that one. The statement's O(1 / (mu L T Kbar)) has the wrong unit.
     """
     if constants.mu is None or constants.distance2 is None:
         raise InputError("constants", "mu = None", "a convex problem: Theorem 3 speaks of no other")

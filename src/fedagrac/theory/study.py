@@ -19,7 +19,7 @@ from fedagrac.heterogeneity import Explicit
 from fedagrac.simulation import simulate
 from fedagrac.theory.bounds import Bound, theorem1, theorem2, theorem3
 from fedagrac.theory.constants import Constants, constants
-from fedagrac.theory.problem import Problem, as_array
+from fedagrac.theory.problem import LARGEST_HESSIAN, Problem, as_array
 from fedagrac.theory.quadratic import Quadratic, largest_stable_lr, recommend, round_map
 from fedagrac.theory.rates import Errors, Slope, prescribed_lr, slope
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from fedagrac.theory.quadratic import Recommendation
 
 __all__ = ["Curve", "Rate", "Study", "measure_rates", "study"]
+
+DIRECTIONS = 48
+"""Directions in which step sizes are looked for."""
 
 FACTORS = (0.125, 0.25, 0.5, 1.0)
 """The sizes at which a rate is measured, in parts of the experiment's own."""
@@ -145,10 +148,11 @@ def study(
     found = constants(problem)
     K = prepared.steps.counts(0, fed.num_clients, e.seed)
     epochs = epoch_steps(fed.sizes, problem.batch_size)
-    model = None
-    if found.optimum is not None:
-        say("the quadratic model at x*")
-        model = quadratic_at(problem, found)
+    model = small = None
+    if found.optimum is not None and problem.size <= LARGEST_HESSIAN:
+        say("quadratic model")
+        model = quadratic_at(problem, found.optimum)
+        small = stiff_and_soft(model, found.optimum)
     every = max(1, e.rounds // 200)
     curves = []
     for entry in prepared.entries:
@@ -162,30 +166,46 @@ def study(
             **{**prepared.options(), "eval_every": e.rounds},
         )
         stable, limit = None, None
-        if model is not None and found.value is not None:
-            stable, limit = _predicted(entry.algorithm, model, K, epochs, problem, found.value)
+        if model is not None and small is not None and found.value is not None:
+            stable, limit = _predicted(entry.algorithm, model, small, K, epochs, problem, found.value)
         curves.append(
             Curve(entry.label, entry.algorithm.lr, result.status, errors.rounds, errors.values, stable, limit)
         )
-    say("the recommended step size")
-    advice = None if model is None else recommend(model, K)
+    say("step size")
+    advice = None if small is None else recommend(small, K, calibrations=(1.0,))
     bounds = _bounds(found, fed.weights, K, e.rounds)
     return Study(e.name, e.rounds, fed.weights, K, found, bounds, advice, tuple(curves))
 
 
-def quadratic_at(problem: Problem, found: Constants) -> Quadratic | None:
-    """Return the quadratic model of a convex problem at x*, exact to second order; None where x* is not known."""
-    if found.optimum is None:
-        return None
-    x = torch.from_numpy(found.optimum)
+def quadratic_at(problem: Problem, point: npt.NDArray[np.float64]) -> Quadratic:
+    """Return the quadratic model of a problem at a point: every F_i to second order."""
+    x = torch.from_numpy(point)
     hessians = np.stack([as_array(problem.hessian(i, x)) for i in range(problem.federation.num_clients)])
     gradients = as_array(problem.gradients(x))
-    return Quadratic(hessians, hessians @ found.optimum - gradients, problem.federation.weights)
+    fed = problem.federation
+    return Quadratic(hessians, hessians @ point - gradients, fed.weights, fed.masses)
+
+
+def stiff_and_soft(model: Quadratic, at: npt.NDArray[np.float64], directions: int = DIRECTIONS) -> Quadratic:
+    """Return a quadratic model on the stiffest and the softest directions of F alone, around a point.
+
+    Which step is stable is decided by the stiffest directions, how fast a stable one converges by the softest.
+    With all 248 of a9a a spectral radius takes seconds, and a step size takes a hundred of them.
+    """
+    if model.dimension <= directions:
+        U = np.eye(model.dimension)
+    else:
+        soft = directions // 4
+        vectors = np.linalg.eigh(model.hessian)[1]
+        U = np.concatenate([vectors[:, :soft], vectors[:, soft - directions :]], axis=1)
+    pulls = model.linear - model.hessians @ at
+    return Quadratic(U.T @ model.hessians @ U, pulls @ U, model.weights, model.masses)
 
 
 def _predicted(
     algorithm: Algorithm,
     model: Quadratic,
+    small: Quadratic,
     K: npt.NDArray[np.int64],
     epochs: npt.NDArray[np.int64],
     problem: Problem,
@@ -197,7 +217,7 @@ def _predicted(
         if callable(algorithm.calibration):
             return None, None  # a schedule has no one limit
         first = np.minimum(epochs if algorithm.first_steps == "epoch" else algorithm.first_steps, K)
-    stable = largest_stable_lr(algorithm, model, K, first)
+    stable = largest_stable_lr(algorithm, small, K, first)
     if algorithm.lr >= stable:
         return stable, None
     limit = round_map(algorithm, model, K, first).fixed_point
