@@ -179,7 +179,7 @@ class Quadratic:
 def _solve(A: Array, b: Array) -> Array | None:
     """Return the x of the smallest norm with A x = b, or None where there is none."""
     least, _, rank, _ = np.linalg.lstsq(A, b, rcond=None)
-    # elimination is the more accurate where x and nu differ in scale: 5e-13 against 5e-9 in a problem of 10 clients
+    # elimination is the more accurate where x and nu differ in scale: 5e-13 against 5e-9 with 10 clients
     x: Array = np.asarray(np.linalg.solve(A, b) if rank == len(b) else least, dtype=np.float64)
     scale = np.abs(A) @ np.abs(x) + np.abs(b)
     return x if (np.abs(A @ x - b) <= 1e-8 * scale.max()).all() else None
