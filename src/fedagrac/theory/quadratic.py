@@ -178,7 +178,9 @@ class Quadratic:
 
 def _solve(A: Array, b: Array) -> Array | None:
     """Return the x of the smallest norm with A x = b, or None where there is none."""
-    x: Array = np.linalg.lstsq(A, b, rcond=None)[0].astype(np.float64)
+    least, _, rank, _ = np.linalg.lstsq(A, b, rcond=None)
+    # elimination is the more accurate where x and nu differ in scale: 5e-13 against 5e-9 with 10 clients
+    x: Array = np.asarray(np.linalg.solve(A, b) if rank == len(b) else least, dtype=np.float64)
     scale = np.abs(A) @ np.abs(x) + np.abs(b)
     return x if (np.abs(A @ x - b) <= 1e-8 * scale.max()).all() else None
 
@@ -315,7 +317,7 @@ def _outliers(times: Any, size: int) -> npt.NDArray[np.complex128]:
     operator = LinearOperator((size, size), matvec=times, dtype=np.float64)
     start = np.random.default_rng(0).normal(size=size)
     try:
-        values = eigs(operator, k=4, ncv=60, v0=start, maxiter=100, tol=1e-12, return_eigenvectors=False)
+        values = eigs(operator, k=4, ncv=60, v0=start, maxiter=100, tol=1e-10, return_eigenvectors=False)
     except ArpackNoConvergence as error:
         values = error.eigenvalues
     return np.asarray(values, dtype=np.complex128)
@@ -434,8 +436,7 @@ def largest_stable_lr(
     """Return the first eta at which the spectral radius of a round reaches 1, to a relative 1e-6 from below.
 
     The algorithm's own lr is ignored. The radius is scanned upwards from well below (eta K times the
-    largest curvature = 0.05) in steps of 15 %, then the crossing is bisected: an unstable window narrower than a
-    step is not seen.
+    largest curvature = 0.05) in steps of 20 %: an unstable window narrower than a step is not seen.
 
     Examples:
         >>> q = Quadratic([[[1.0]], [[2.0]]], [[1.0], [-2.0]], [0.5, 0.5])
@@ -443,21 +444,19 @@ def largest_stable_lr(
         1.33333
     """
 
-    def stable(lr: float) -> bool:
-        changed = dataclasses.replace(algorithm, lr=lr)
-        return round_map(changed, quadratic, steps, first_steps).spectral_radius < 1
+    def growth(lr: float) -> float:
+        radius = round_map(dataclasses.replace(algorithm, lr=lr), quadratic, steps, first_steps).spectral_radius
+        return math.log(min(max(radius, 0.1), 10.0))  # bounded: 0 and infinity occur
+
+    from scipy.optimize import brentq
 
     low = _smallest_lr(algorithm, quadratic, steps)
-    if not stable(low):
+    if growth(low) >= 0:
         found = f"a round map that does not contract at lr = {low:.3g}"
         raise InputError("quadratic", found, "a positive definite sum_i omega_i H_i")
-    high = low * 1.15
-    while stable(high):
-        low, high = high, high * 1.15
-    while high > low * (1 + 1e-6):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if stable(middle) else (low, middle)
-    return low
+    while growth(high := 1.2 * low) < 0:
+        low = high
+    return float(brentq(growth, low, high, xtol=1e-7 * low)) * (1 - 1e-7)
 
 
 @dataclass(frozen=True)
@@ -493,6 +492,7 @@ def recommend(
 
     Of FedaGrac only lambda = 1 ends there when clients differ (see the head of this module). FedAvg and FedProx do
     by coincidence only when K differ, FedNova as eta -> 0: they need a larger tolerance.
+    Where the problem is badly conditioned the fastest eta lies close below the largest stable one.
 
     Args:
         quadratic: the problem.
@@ -536,7 +536,7 @@ def _fastest(algorithm: Algorithm, quadratic: Quadratic, steps: Counts, allowed:
     def rank(candidate: Recommendation) -> tuple[float, float]:
         return candidate.spectral_radius, candidate.bias if candidate.bias > allowed else 0.0
 
-    low, high, points = _smallest_lr(algorithm, quadratic, steps), largest, 33
+    low, high, points = _smallest_lr(algorithm, quadratic, steps), largest, 17
     for _ in range(4):
         grid = np.geomspace(low, high, points)
         candidates = [found(float(lr)) for lr in grid]
