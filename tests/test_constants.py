@@ -10,7 +10,7 @@ from torch import nn
 import fedagrac as fg
 from fedagrac.errors import FedagracError, InputError
 from fedagrac.theory import Problem, constants
-from fedagrac.theory.constants import largest_eigenvalue, minimise, smallest_eigenvalue
+from fedagrac.theory.measure import largest_eigenvalue, minimise, smallest_eigenvalue
 from fedagrac.theory.exact import least_squares, softmax_hessian, softmax_smoothness
 from quadratics import half_square, quadratics
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from fedagrac.theory import bounds
-from fedagrac.theory.constants import Constants, constants
+from fedagrac.theory.measure import Constants, constants
 from fedagrac.theory.problem import Problem
 from fedagrac.theory.quadratic import Quadratic, Recommendation, largest_stable_lr, recommend, round_map
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from fedagrac.simulation import Run
-    from fedagrac.theory.constants import Constants
+    from fedagrac.theory.measure import Constants
     from fedagrac.theory.problem import Problem
 
 __all__ = ["Errors", "Slope", "prescribed_lr", "slope"]

@@ -18,7 +18,7 @@ from fedagrac.experiment import Prepared, prepare
 from fedagrac.heterogeneity import Explicit
 from fedagrac.simulation import simulate
 from fedagrac.theory.bounds import Bound, theorem1, theorem2, theorem3
-from fedagrac.theory.constants import Constants, constants
+from fedagrac.theory.measure import Constants, constants
 from fedagrac.theory.problem import LARGEST_HESSIAN, Problem, as_array
 from fedagrac.theory.quadratic import Quadratic, largest_stable_lr, recommend, round_map
 from fedagrac.theory.rates import Errors, Slope, prescribed_lr, slope

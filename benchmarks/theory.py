@@ -1,0 +1,132 @@
+"""The theory beside real runs: FedAvg's floor on a9a, and FedNova where all clients but one run a single step.
+
+python benchmarks/theory.py floor --json floor.json       a9a, 20 clients, as K becomes more unequal
+python benchmarks/theory.py extreme --json extreme.json   rounds to an error, as the fast client becomes faster
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedagrac as fg
+from fedagrac.theory import Problem, bounds, constants, round_map
+from fedagrac.theory.measure import minimise
+from fedagrac.theory.rates import Errors
+from fedagrac.theory.study import quadratic_at
+
+SPREADS = {
+    "variance 0": fg.Gaussian(500, 0),
+    "variance 100": fg.Gaussian(500, 100),
+    "variance 10000": fg.Gaussian(500, 10_000),
+    "one 100 x": fg.Extreme(100, 10_000),
+}
+
+
+def floor(rounds: int) -> list[dict[str, Any]]:
+    """FedAvg's excess against Theorem 1's term, and FedaGrac's, on a9a with l2 regularisation."""
+    fed = fg.Federation.load("a9a", clients=20, partition=fg.Dirichlet(0.3), seed=0)
+    model = fg.models.build("logistic", features=123, classes=2)
+    options: dict[str, Any] = {"weight_decay": 0.01, "batch_size": 20}
+    problem = Problem(model, fed, **options)
+    found = constants(problem)
+    assert found.value is not None and found.optimum is not None and found.local_values is not None
+    lowest = []
+    for i in range(fed.num_clients):
+        own = fg.Federation.from_arrays([(fed.inputs[fed.samples_of(i)], fed.targets[fed.samples_of(i)])])
+        alone = Problem(model, own, **options)
+        lowest.append(alone.total(minimise(alone)))
+    quadratic = quadratic_at(problem, found.optimum)
+    rows = []
+    for name, steps in SPREADS.items():
+        K = steps.counts(0, fed.num_clients, 0)
+        algorithms = [fg.FedAvg(lr=0.005), fg.FedaGrac(lr=0.005)]
+        errors = [Errors(problem, found.value, 5) for _ in algorithms]
+        begun = time.perf_counter()
+        fg.simulate_many(
+            model, fed, algorithms, rounds=rounds, steps=steps, callbacks=[[e] for e in errors], eval_every=rounds, **options
+        )
+        tail = len(errors[0].values) // 5
+        limit = round_map(fg.FedAvg(lr=0.005), quadratic, K).fixed_point
+        rows.append(
+            {
+                "K": name, "Kbar": float(fed.weights @ K), "Kmin": int(K.min()), "Kmax": int(K.max()),
+                "theorem1": bounds.theorem1(fed.weights, K, found.local_values, L=found.L).total,
+                "theorem1_above_minima": bounds.theorem1(
+                    fed.weights, K, found.local_values - np.array(lowest), L=found.L
+                ).total,
+                "fedavg": float(np.mean(errors[0].values[-tail:])),
+                "fedavg_quadratic_model": problem.total(torch.from_numpy(limit)) - found.value,
+                "fedagrac": float(np.mean(errors[1].values[-tail:])),
+                "rounds": errors[0].rounds, "fedavg_curve": errors[0].values, "fedagrac_curve": errors[1].values,
+                "seconds": time.perf_counter() - begun,
+            }
+        )  # fmt: skip
+        print({key: value for key, value in rows[-1].items() if "curve" not in key and key != "rounds"}, flush=True)
+    return rows
+
+
+def extreme(rounds: int) -> list[dict[str, Any]]:
+    """Rounds to an excess of 1e-3 and 1e-4 of the start's, each algorithm at the best eta of a grid; K_i = 1 but for one."""
+    rng = np.random.default_rng(0)
+    clients, d, n = 10, 10, 60
+    data = []
+    for _ in range(clients):
+        X = rng.normal(size=(n, d))
+        data.append((X, X @ (rng.normal(size=d) + 1.0) + rng.normal(size=n)))
+    fed = fg.Federation.from_arrays(data)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return 0.5 * ((output.squeeze(-1) - target) ** 2).mean()
+
+    model = torch.nn.Linear(d, 1, bias=False, dtype=torch.float64)
+    torch.nn.init.zeros_(model.weight)
+    rows = []
+    for batch in (None, 5):
+        options: dict[str, Any] = {"loss": loss, "batch_size": batch}
+        problem = Problem(model, fed, **options)
+        found = constants(problem, convex=True)
+        assert found.value is not None
+        for fast in (1, 10, 100, 1000):
+            K = bounds.extreme_steps(clients, fast)
+            row: dict[str, Any] = {"batch": batch, "fast": fast, "Kbar": float(np.mean(K)), "condition": bounds.fednova_condition(K)}
+            for kind in (fg.FedNova, fg.FedaGrac, fg.FedAvg):
+                grid = [kind(lr=float(lr)) for lr in np.geomspace(1e-4, 1.0, 17)]
+                errors = [Errors(problem, found.value) for _ in grid]
+                fg.simulate_many(
+                    model, fed, grid, rounds=rounds, steps=fg.Explicit([list(map(int, K))]),
+                    callbacks=[[e] for e in errors], eval_every=rounds, engine="lanes", **options,
+                )  # fmt: skip
+                for part in (1e-2, 1e-3, 1e-4):
+                    target = part * found.gap
+                    reached = [
+                        (next((t for t, v in zip(e.rounds, e.values, strict=True) if v <= target), None), a.lr)
+                        for e, a in zip(errors, grid, strict=True)
+                    ]
+                    row[f"{kind.__name__} {part:g}"] = min(
+                        ((t, lr) for t, lr in reached if t is not None), default=(None, None)
+                    )
+            rows.append(row)
+            print(row, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["floor", "extreme"])
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--json", type=Path)
+    o = parser.parse_args()
+    rows = floor(o.rounds or 300) if o.what == "floor" else extreme(o.rounds or 300)
+    if o.json:
+        o.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
