@@ -36,7 +36,9 @@ def floor(rounds: int) -> list[dict[str, Any]]:
     options: dict[str, Any] = {"weight_decay": 0.01, "batch_size": 20}
     problem = Problem(model, fed, **options)
     found = constants(problem)
-    assert found.value is not None and found.optimum is not None and found.local_values is not None
+    assert found.value is not None
+    assert found.optimum is not None
+    assert found.local_values is not None
     lowest = []
     for i in range(fed.num_clients):
         own = fg.Federation.from_arrays([(fed.inputs[fed.samples_of(i)], fed.targets[fed.samples_of(i)])])
@@ -50,7 +52,14 @@ def floor(rounds: int) -> list[dict[str, Any]]:
         errors = [Errors(problem, found.value, 5) for _ in algorithms]
         begun = time.perf_counter()
         fg.simulate_many(
-            model, fed, algorithms, rounds=rounds, steps=steps, callbacks=[[e] for e in errors], eval_every=rounds, **options
+            model,
+            fed,
+            algorithms,
+            rounds=rounds,
+            steps=steps,
+            callbacks=[[e] for e in errors],
+            eval_every=rounds,
+            **options,
         )
         tail = len(errors[0].values) // 5
         limit = round_map(fg.FedAvg(lr=0.005), quadratic, K).fixed_point
@@ -68,12 +77,14 @@ def floor(rounds: int) -> list[dict[str, Any]]:
                 "seconds": time.perf_counter() - begun,
             }
         )  # fmt: skip
-        print({key: value for key, value in rows[-1].items() if "curve" not in key and key != "rounds"}, flush=True)
+        print(
+            {key: value for key, value in rows[-1].items() if "curve" not in key and key != "rounds"}, flush=True
+        )
     return rows
 
 
 def extreme(rounds: int) -> list[dict[str, Any]]:
-    """Rounds to an excess of 1e-3 and 1e-4 of the start's, each algorithm at the best eta of a grid; K_i = 1 but for one."""
+    """Rounds to a part of the start's excess, each algorithm at the best eta of a grid; K_i = 1 but for one."""
     rng = np.random.default_rng(0)
     clients, d, n = 10, 10, 60
     data = []
@@ -95,7 +106,12 @@ def extreme(rounds: int) -> list[dict[str, Any]]:
         assert found.value is not None
         for fast in (1, 10, 100, 1000):
             K = bounds.extreme_steps(clients, fast)
-            row: dict[str, Any] = {"batch": batch, "fast": fast, "Kbar": float(np.mean(K)), "condition": bounds.fednova_condition(K)}
+            row: dict[str, Any] = {
+                "batch": batch,
+                "fast": fast,
+                "Kbar": float(np.mean(K)),
+                "condition": bounds.fednova_condition(K),
+            }
             for kind in (fg.FedNova, fg.FedaGrac, fg.FedAvg):
                 grid = [kind(lr=float(lr)) for lr in np.geomspace(1e-4, 1.0, 17)]
                 errors = [Errors(problem, found.value) for _ in grid]
