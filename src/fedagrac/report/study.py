@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedagrac.report.pictures import add_legend, new_figure, paper_style, stroke
-from fedagrac.report.style import DASHED, DOTTED, Look, look_of
+from fedagrac.report.style import DASH_DOT, DASHED, DOTTED, Look, look_of
 from fedagrac.theory.bounds import theorem3
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ __all__ = ["plot_study"]
 
 FLOOR = Look("#777777", DASHED, 1.2)
 BOUND = Look("#777777", DOTTED, 1.2)
+LEADING = Look("#777777", DASH_DOT, 1.2)
 
 
 def plot_study(study: Study) -> Figure:
@@ -52,8 +53,9 @@ def _draw_errors(axes: Axes, study: Study) -> list[tuple[str, Look]]:
         known = {"L": c.L, "mu": c.mu, "sigma2": c.sigma2, "distance2": c.distance2}
         bound = theorem3(study.weights, study.steps, **known, rounds=T)
         leading = bound.terms["exponential"] + bound.terms["H / (mu T)"]
-        axes.plot(T, leading, **stroke(BOUND))
-        lines.append(("Theorem 3 without P (up to a constant)", BOUND))
+        for name, values, look in (("Theorem 3", bound.total, BOUND), ("Theorem 3 without P", leading, LEADING)):
+            axes.plot(T, values, **stroke(look))
+            lines.append((f"{name} (up to a constant)", look))
     axes.set_yscale("log")
     axes.set(xlabel="round", ylabel="F(x) - F(x*)" if c.mu is not None else "|gradient of F|^2")
     _frame(axes)

@@ -152,7 +152,7 @@ def study(
     if found.optimum is not None and problem.size <= LARGEST_HESSIAN:
         say("quadratic model")
         model = quadratic_at(problem, found.optimum)
-        small = stiff_and_soft(model, found.optimum)
+        small = stiff_and_soft(model, found.optimum, DIRECTIONS)
     every = max(1, e.rounds // 200)
     curves = []
     for entry in prepared.entries:
@@ -186,7 +186,7 @@ def quadratic_at(problem: Problem, point: npt.NDArray[np.float64]) -> Quadratic:
     return Quadratic(hessians, hessians @ point - gradients, fed.weights, fed.masses)
 
 
-def stiff_and_soft(model: Quadratic, at: npt.NDArray[np.float64], directions: int = DIRECTIONS) -> Quadratic:
+def stiff_and_soft(model: Quadratic, at: npt.NDArray[np.float64], directions: int) -> Quadratic:
     """Return a quadratic model on the stiffest and the softest directions of F alone, around a point.
 
     Which step is stable is decided by the stiffest directions, how fast a stable one converges by the softest.
