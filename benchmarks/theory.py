@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 import fedagrac as fg
+from fedagrac.study import quadratic_at
 from fedagrac.theory import Problem, bounds, constants, round_map
 from fedagrac.theory.measure import minimise
 from fedagrac.theory.rates import Errors
-from fedagrac.theory.study import quadratic_at
 
 SPREADS = {
     "variance 0": fg.Gaussian(500, 0),

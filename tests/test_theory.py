@@ -15,9 +15,9 @@ from fedagrac.cli import main
 from fedagrac.config import Experiment
 from fedagrac.errors import InputError
 from fedagrac.experiment import prepare
+from fedagrac.study import DIRECTIONS, measure_rates, problem_of, quadratic_at, stiff_and_soft, study
 from fedagrac.theory import Problem, bounds, constants
 from fedagrac.theory.rates import Errors, prescribed_lr, slope
-from fedagrac.theory.study import DIRECTIONS, measure_rates, problem_of, quadratic_at, stiff_and_soft, study
 from quadratics import half_square, quadratics
 
 TABLE = {
@@ -144,7 +144,7 @@ def test_rates_are_measured_over_rounds_clients_and_steps(monkeypatch):
     def prepare_fewer(experiment, data_dir):
         return small(clients=experiment.data.clients)
 
-    monkeypatch.setattr("fedagrac.theory.study.prepare", prepare_fewer)
+    monkeypatch.setattr("fedagrac.study.prepare", prepare_fewer)
     rates = measure_rates(small(clients=8), seeds=2)
     assert [rate.name for rate in rates] == ["T", "M", "Kbar"]
     rounds, clients, steps = rates

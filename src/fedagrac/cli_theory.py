@@ -15,8 +15,8 @@ from rich.table import Table
 from fedagrac.errors import count
 
 if TYPE_CHECKING:
+    from fedagrac.study import Study
     from fedagrac.theory.bounds import Bound
-    from fedagrac.theory.study import Study
 
 __all__ = ["theory"]
 
@@ -59,7 +59,7 @@ def theory(
     from fedagrac.folders import write_atomically
     from fedagrac.report.pictures import save
     from fedagrac.report.study import plot_study
-    from fedagrac.theory.study import FACTORS, measure_rates, study
+    from fedagrac.study import FACTORS, measure_rates, study
 
     count("--seeds", seeds)
     checked = Experiment.of(apply_settings(read_toml(experiment), settings or []))

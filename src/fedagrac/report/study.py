@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedagrac.theory.study import Rate, Study
+    from fedagrac.study import Rate, Study
 
 __all__ = ["plot_study"]
 
@@ -53,8 +53,8 @@ def _draw_errors(axes: Axes, study: Study) -> list[tuple[str, Look]]:
         known = {"L": c.L, "mu": c.mu, "sigma2": c.sigma2, "distance2": c.distance2}
         bound = theorem3(study.weights, study.steps, **known, rounds=T)
         leading = bound.terms["exponential"] + bound.terms["H / (mu T)"]
-        for name, values, look in (("Theorem 3", bound.total, BOUND), ("Theorem 3 without P", leading, LEADING)):
-            axes.plot(T, values, **stroke(look))
+        for name, line, look in (("Theorem 3", bound.total, BOUND), ("Theorem 3 without P", leading, LEADING)):
+            axes.plot(T, line, **stroke(look))
             lines.append((f"{name} (up to a constant)", look))
     axes.set_yscale("log")
     axes.set(xlabel="round", ylabel="F(x) - F(x*)" if c.mu is not None else "|gradient of F|^2")
