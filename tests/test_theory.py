@@ -130,6 +130,11 @@ def test_directions_are_reduced_without_moving_the_stable_step():
     assert rates[0] == pytest.approx(rates[1], rel=1e-5)
 
 
+def test_what_is_convex_needs_weight_decay():
+    with pytest.raises(InputError, match=r"weight_decay = 0\.0: expected a number above 0"):
+        study(small(weight_decay=0.0))
+
+
 def test_a_network_is_set_beside_theorem_2():
     found = study(small(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), rounds=6))
     assert [bound.name for bound in found.bounds] == [

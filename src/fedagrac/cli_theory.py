@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedagrac.errors import count
+from fedagrac.errors import InputError, count
 
 if TYPE_CHECKING:
     from fedagrac.study import Study
@@ -59,13 +59,15 @@ def theory(
     from fedagrac.folders import write_atomically
     from fedagrac.report.pictures import save
     from fedagrac.report.study import plot_study
-    from fedagrac.study import FACTORS, measure_rates, study
+    from fedagrac.study import FACTORS, measure_rates, problem_of, study
 
     count("--seeds", seeds)
     checked = Experiment.of(apply_settings(read_toml(experiment), settings or []))
     folder = out or Path("runs") / f"{checked.name}-theory-{time.strftime('%Y%m%d-%H%M%S')}"
     check_free(folder)
     prepared = prepare(checked, data_dir)
+    if rates and not problem_of(prepared).is_convex():
+        raise InputError("--rates", checked.model.name, "a model linear in its weights: the rates are Theorem 3's")
     notes = Console(stderr=True)
     if not as_json:
         notes.print(f"[bold]{checked.name}[/]: {prepared.federation.num_clients} clients, {checked.rounds} rounds")

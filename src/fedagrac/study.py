@@ -144,6 +144,9 @@ def study(
     """
     fed, e = prepared.federation, prepared.experiment
     problem = problem_of(prepared)
+    if problem.is_convex() and problem.weight_decay == 0:
+        wanted = "a number above 0, such as 0.01: without it softmax regression is not strongly convex"
+        raise InputError("weight_decay", 0.0, wanted)
     say("constants")
     found = constants(problem)
     K = prepared.steps.counts(0, fed.num_clients, e.seed)
