@@ -45,9 +45,12 @@ def floor(rounds: int) -> list[dict[str, Any]]:
         alone = Problem(model, own, **options)
         lowest.append(alone.total(minimise(alone)))
     quadratic = quadratic_at(problem, found.optimum)
+    pulled = Problem(model, fed, **options)
     rows = []
     for name, steps in SPREADS.items():
         K = steps.counts(0, fed.num_clients, 0)
+        pulled.weights = torch.from_numpy(fed.weights * K / (fed.weights @ K))
+        small_steps = minimise(pulled)  # where FedAvg ends as eta -> 0: the minimiser of sum_i omega_i K_i F_i
         algorithms = [fg.FedAvg(lr=0.005), fg.FedaGrac(lr=0.005)]
         errors = [Errors(problem, found.value, 5) for _ in algorithms]
         begun = time.perf_counter()
@@ -71,6 +74,7 @@ def floor(rounds: int) -> list[dict[str, Any]]:
                     fed.weights, K, found.local_values - np.array(lowest), L=found.L
                 ).total,
                 "fedavg": float(np.mean(errors[0].values[-tail:])),
+                "fedavg_small_steps": problem.total(small_steps) - found.value,
                 "fedavg_quadratic_model": problem.total(torch.from_numpy(limit)) - found.value,
                 "fedagrac": float(np.mean(errors[1].values[-tail:])),
                 "rounds": errors[0].rounds, "fedavg_curve": errors[0].values, "fedagrac_curve": errors[1].values,

@@ -243,9 +243,9 @@ def measure_rates(
 ) -> tuple[Rate, ...]:
     """Measure how FedaGrac's error after T rounds depends on T, on M and on Kbar.
 
-    One of them is an eighth, a quarter, a half and the whole of the experiment's, the others stay; every run has
-    lambda = 1 and the eta that Theorem 3 prescribes for it. Another number of clients is another problem: its
-    constants are measured anew.
+    One of them is an eighth, a quarter, a half and the whole of the experiment's, the others stay (up to K_i being
+    whole numbers of at least 1); every run has lambda = 1 and the eta that Theorem 3 prescribes for it. Another
+    number of clients is another problem: its constants are measured anew.
     """
     e = prepared.experiment
     whole = _Part(prepared, constants(problem_of(prepared)))
@@ -253,9 +253,13 @@ def measure_rates(
         raise InputError("model", e.model.name, "a convex problem: the rates are those of Theorem 3")
     clients = prepared.federation.num_clients
     several = [_with_clients(e, max(2, round(clients * factor)), data_dir) for factor in FACTORS[:-1]]
+    same = [whole.mean_steps / _Part(one, whole.constants).mean_steps for one in several]  # Kbar stays
     parts: dict[str, list[_Part]] = {
         "T": [dataclasses.replace(whole, rounds=max(2, round(e.rounds * factor))) for factor in FACTORS],
-        "M": [*[_Part(one, constants(problem_of(one))) for one in several], whole],
+        "M": [
+            *[_Part(one, constants(problem_of(one)), steps=k) for one, k in zip(several, same, strict=True)],
+            whole,
+        ],
         "Kbar": [dataclasses.replace(whole, steps=factor) for factor in FACTORS],
     }
     rates = []
@@ -287,12 +291,22 @@ class _Part:
     rounds: int | None = None
     steps: float = 1.0
 
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """The K_i of round 1, each times the same number."""
+        K = self.prepared.steps.counts(0, self.prepared.federation.num_clients, self.prepared.experiment.seed)
+        scaled: npt.NDArray[np.int64] = np.maximum(1, np.rint(K * self.steps).astype(np.int64))
+        return scaled
+
+    @property
+    def mean_steps(self) -> float:
+        """Kbar."""
+        return float(self.prepared.federation.weights @ self.counts)
+
     def run(self, name: str, seed: int) -> tuple[float, float, float]:
         """Return the size that varies, the error at the end, and eta."""
-        fed, options = self.prepared.federation, self.prepared.options()
+        fed, options, K = self.prepared.federation, self.prepared.options(), self.counts
         rounds = self.rounds or options["rounds"]
-        K = self.prepared.steps.counts(0, fed.num_clients, self.prepared.experiment.seed)
-        K = np.maximum(1, np.rint(K * self.steps).astype(np.int64))
         lr = prescribed_lr(self.constants, fed.weights, K, rounds)
         problem = problem_of(self.prepared)
         errors = Errors(problem, self.constants.value, rounds)
@@ -304,5 +318,5 @@ class _Part:
             "stop": None,
         }
         simulate(self.prepared.module, fed, FedaGrac(lr=lr), callbacks=[errors], **{**options, **changed})
-        sizes = {"T": float(rounds), "M": float(fed.num_clients), "Kbar": float(fed.weights @ K)}
+        sizes = {"T": float(rounds), "M": float(fed.num_clients), "Kbar": self.mean_steps}
         return sizes[name], errors.values[-1], lr

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_legend",
+    "log_axis",
     "new_figure",
     "paper_style",
     "plot_chart",
@@ -131,7 +132,7 @@ def _draw(axes: Axes, chart: Chart, series: Sequence[Series], target: float | No
         if target is not None:
             _mark_target(axes, target)
     elif chart.log:
-        _log_axis(axes)
+        log_axis(axes)
     if chart.x.field == "round":
         axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.set(xlabel=chart.x.label, ylabel=chart.y.label)
@@ -139,7 +140,7 @@ def _draw(axes: Axes, chart: Chart, series: Sequence[Series], target: float | No
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _log_axis(axes: Axes) -> None:
+def log_axis(axes: Axes) -> None:
     """Make the axis logarithmic; up to three decades are labelled 0.5, 1, 2 and not by powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedagrac.report.pictures import add_legend, new_figure, paper_style, stroke
+from fedagrac.report.pictures import add_legend, log_axis, new_figure, paper_style, stroke
 from fedagrac.report.style import DASH_DOT, DASHED, DOTTED, Look, look_of
 from fedagrac.theory.bounds import theorem3
 
@@ -63,14 +63,15 @@ def _draw_errors(axes: Axes, study: Study) -> list[tuple[str, Look]]:
 
 
 def _draw_rate(axes: Axes, rate: Rate) -> None:
-    axes.loglog(rate.sizes, rate.errors, "o", ms=3.5, color=look_of("fedagrac").colour)
+    axes.semilogx(rate.sizes, rate.errors, "o", ms=3.5, color=look_of("fedagrac").colour)
     x = np.array([min(rate.sizes), max(rate.sizes)])
     centre = np.exp(np.mean(np.log(rate.sizes))), np.exp(np.mean(np.log(np.maximum(rate.errors, 1e-300))))
     axes.plot(x, centre[1] * (x / centre[0]) ** rate.slope.value, lw=1, color="0.4")
     axes.set_title(f"{rate.name}: slope {rate.slope.value:.2f}", fontsize=9)
     axes.set(xlabel=rate.name)
     axes.minorticks_off()
-    axes.set_xticks(sorted(set(rate.sizes)), [f"{size:g}" for size in sorted(set(rate.sizes))], rotation=45)
+    axes.set_xticks(sorted(set(rate.sizes)), [f"{size:.3g}" for size in sorted(set(rate.sizes))])
+    log_axis(axes)
     _frame(axes)
 
 
