@@ -150,7 +150,8 @@ def test_rates_are_measured_over_rounds_clients_and_steps(monkeypatch):
         return small(clients=experiment.data.clients)
 
     monkeypatch.setattr("fedagrac.study.prepare", prepare_fewer)
-    rates = measure_rates(small(clients=8), seeds=2)
+    whole = small(clients=8)
+    rates = measure_rates(whole, constants(problem_of(whole)), seeds=2)
     assert [rate.name for rate in rates] == ["T", "M", "Kbar"]
     rounds, clients, steps = rates
     assert clients.sizes == [2, 2, 2, 2, 4, 4, 8, 8]
@@ -159,8 +160,10 @@ def test_rates_are_measured_over_rounds_clients_and_steps(monkeypatch):
     assert rounds.slope.value < 0
     assert len(set(steps.sizes)) == 4
     assert rounds.errors[-2] != rounds.errors[-1]  # two seeds
+    network = small(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double())
+    of_network = constants(problem_of(network))
     with pytest.raises(InputError, match="convex"):
-        measure_rates(small(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()))
+        measure_rates(network, of_network)
 
 
 def test_a_quadratic_model_has_the_gradients_of_the_problem():

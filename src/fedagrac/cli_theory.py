@@ -80,12 +80,15 @@ def theory(
             def say(stage: str) -> None:
                 bar.update(task, description=stage, advance=1)
 
-            found = dataclasses.replace(found, rates=measure_rates(prepared, seeds, data_dir, say))
+            found = dataclasses.replace(
+                found, rates=measure_rates(prepared, found.constants, seeds, data_dir, say)
+            )
     folder.mkdir(parents=True, exist_ok=True)
     picture = save(plot_study(found), folder / "theory")
-    write_atomically(folder / "theory.json", json.dumps(found.described(), indent=1).encode() + b"\n")
+    numbers = json.dumps(found.described(), indent=1)
+    write_atomically(folder / "theory.json", numbers.encode() + b"\n")
     if as_json:
-        print(json.dumps(found.described(), indent=1))
+        print(numbers)
     else:
         _print(found, {"picture": picture, "numbers": folder / "theory.json"})
 

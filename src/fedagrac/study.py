@@ -17,7 +17,7 @@ from fedagrac.errors import InputError
 from fedagrac.experiment import Prepared, prepare
 from fedagrac.heterogeneity import Explicit
 from fedagrac.simulation import simulate
-from fedagrac.theory.bounds import Bound, theorem1, theorem2, theorem3
+from fedagrac.theory.bounds import Bound, theorem1, theorem2
 from fedagrac.theory.measure import Constants, constants
 from fedagrac.theory.problem import LARGEST_HESSIAN, Problem, as_array
 from fedagrac.theory.quadratic import Quadratic, largest_stable_lr, recommend, round_map
@@ -229,14 +229,14 @@ def _predicted(
 
 def _bounds(found: Constants, weights: npt.ArrayLike, K: npt.ArrayLike, rounds: int) -> tuple[Bound, ...]:
     """Return the theorems that speak of the problem."""
-    if found.mu is None or found.distance2 is None or found.local_values is None:
+    if found.local_values is None:
         return (theorem2(weights, K, L=found.L, sigma2=found.sigma2, gap=found.gap, rounds=rounds),)
-    known: dict[str, Any] = {"L": found.L, "mu": found.mu, "sigma2": found.sigma2, "distance2": found.distance2}
-    return theorem1(weights, K, found.local_values, L=found.L), theorem3(weights, K, **known, rounds=rounds)
+    return theorem1(weights, K, found.local_values, L=found.L), found.theorem3(weights, K, rounds)
 
 
 def measure_rates(
     prepared: Prepared,
+    found: Constants,
     seeds: int = 3,
     data_dir: str | Path | None = None,
     say: Callable[[str], None] = lambda stage: None,
@@ -245,33 +245,34 @@ def measure_rates(
 
     One of them is an eighth, a quarter, a half and the whole of the experiment's, the others stay (up to K_i being
     whole numbers of at least 1); every run has lambda = 1 and the eta that Theorem 3 prescribes for it. Another
-    number of clients is another problem: its constants are measured anew.
+    number of clients is another problem: its constants are measured anew. The whole, the last of all three, runs
+    once. `found` are the constants of the whole experiment.
     """
     e = prepared.experiment
-    whole = _Part(prepared, constants(problem_of(prepared)))
-    if whole.constants.mu is None:
+    whole = _Part(prepared, problem_of(prepared), found)
+    if found.mu is None:
         raise InputError("model", e.model.name, "a convex problem: the rates are those of Theorem 3")
     clients = prepared.federation.num_clients
     several = [_with_clients(e, max(2, round(clients * factor)), data_dir) for factor in FACTORS[:-1]]
-    same = [whole.mean_steps / _Part(one, whole.constants).mean_steps for one in several]  # Kbar stays
+    problems = [problem_of(one) for one in several]
+    fewer = [_Part(one, own, constants(own)) for one, own in zip(several, problems, strict=True)]
     parts: dict[str, list[_Part]] = {
-        "T": [dataclasses.replace(whole, rounds=max(2, round(e.rounds * factor))) for factor in FACTORS],
-        "M": [
-            *[_Part(one, constants(problem_of(one)), steps=k) for one, k in zip(several, same, strict=True)],
-            whole,
-        ],
-        "Kbar": [dataclasses.replace(whole, steps=factor) for factor in FACTORS],
+        "T": [dataclasses.replace(whole, rounds=max(2, round(e.rounds * factor))) for factor in FACTORS[:-1]],
+        "M": [dataclasses.replace(one, steps=whole.mean_steps / one.mean_steps) for one in fewer],  # Kbar stays
+        "Kbar": [dataclasses.replace(whole, steps=factor) for factor in FACTORS[:-1]],
     }
+    of_whole: list[float] = []
     rates = []
     for name, some in parts.items():
         sizes, errors, lrs = [], [], []
-        for part in some:
-            for seed in range(e.seed, e.seed + seeds):
+        for part in [*some, whole]:
+            for place, seed in enumerate(range(e.seed, e.seed + seeds)):
                 say(f"{name}, seed {seed}")
-                size, error, lr = part.run(name, seed)
-                sizes.append(size)
-                errors.append(error)
-                lrs.append(lr)
+                if part is whole and len(of_whole) == place:
+                    of_whole.append(whole.run(seed))
+                sizes.append(part.sizes[name])
+                errors.append(of_whole[place] if part is whole else part.run(seed))
+                lrs.append(part.lr)
         rates.append(Rate(name, sizes, errors, lrs, slope(sizes, errors)))
     return tuple(rates)
 
@@ -287,6 +288,7 @@ class _Part:
     """A problem, and how much of the rounds and steps of its experiment are run."""
 
     prepared: Prepared
+    problem: Problem
     constants: Constants
     rounds: int | None = None
     steps: float = 1.0
@@ -303,20 +305,40 @@ class _Part:
         """Kbar."""
         return float(self.prepared.federation.weights @ self.counts)
 
-    def run(self, name: str, seed: int) -> tuple[float, float, float]:
-        """Return the size that varies, the error at the end, and eta."""
-        fed, options, K = self.prepared.federation, self.prepared.options(), self.counts
-        rounds = self.rounds or options["rounds"]
-        lr = prescribed_lr(self.constants, fed.weights, K, rounds)
-        problem = problem_of(self.prepared)
-        errors = Errors(problem, self.constants.value, rounds)
+    @property
+    def length(self) -> int:
+        """T."""
+        return self.rounds or self.prepared.experiment.rounds
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """T, M and Kbar by name."""
+        return {
+            "T": float(self.length),
+            "M": float(self.prepared.federation.num_clients),
+            "Kbar": self.mean_steps,
+        }
+
+    @property
+    def lr(self) -> float:
+        """The eta that Theorem 3 prescribes."""
+        return prescribed_lr(self.constants, self.prepared.federation.weights, self.counts, self.length)
+
+    def run(self, seed: int) -> float:
+        """Return the error at the end."""
+        errors = Errors(self.problem, self.constants.value, self.length)
         changed = {
-            "rounds": rounds,
-            "steps": Explicit([K.tolist()]),
+            "rounds": self.length,
+            "steps": Explicit([self.counts.tolist()]),
             "seed": seed,
-            "eval_every": rounds,
+            "eval_every": self.length,
             "stop": None,
         }
-        simulate(self.prepared.module, fed, FedaGrac(lr=lr), callbacks=[errors], **{**options, **changed})
-        sizes = {"T": float(rounds), "M": float(fed.num_clients), "Kbar": self.mean_steps}
-        return sizes[name], errors.values[-1], lr
+        simulate(
+            self.prepared.module,
+            self.prepared.federation,
+            FedaGrac(lr=self.lr),
+            callbacks=[errors],
+            **{**self.prepared.options(), **changed},
+        )
+        return errors.values[-1]

@@ -8,7 +8,6 @@ import numpy as np
 
 from fedagrac.report.pictures import add_legend, log_axis, new_figure, paper_style, stroke
 from fedagrac.report.style import DASH_DOT, DASHED, DOTTED, Look, look_of
-from fedagrac.theory.bounds import theorem3
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,14 +43,13 @@ def _draw_errors(axes: Axes, study: Study) -> list[tuple[str, Look]]:
         axes.plot(curve.rounds, values, **stroke(look))
         lines.append((curve.label, look))
     c = study.constants
-    if c.mu is not None and c.distance2 is not None:
+    if c.mu is not None:
         floor = study.bounds[0].total
         if np.all(floor > 0):
             axes.axhline(float(floor), **stroke(FLOOR))
             lines.append(("Theorem 1's floor (up to a constant)", FLOOR))
         T = np.unique(np.geomspace(1, study.rounds, 100).astype(int))
-        known = {"L": c.L, "mu": c.mu, "sigma2": c.sigma2, "distance2": c.distance2}
-        bound = theorem3(study.weights, study.steps, **known, rounds=T)
+        bound = c.theorem3(study.weights, study.steps, T)
         leading = bound.terms["exponential"] + bound.terms["H / (mu T)"]
         for name, line, look in (("Theorem 3", bound.total, BOUND), ("Theorem 3 without P", leading, LEADING)):
             axes.plot(T, line, **stroke(look))

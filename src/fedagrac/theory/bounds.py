@@ -133,7 +133,7 @@ def theorem1_unpublished(
     return Bound(
         name="Theorem 1 (FedAvg), longer form in the paper's source, not in the published statement",
         terms={name: _plain(term) for name, term in terms.items()},
-        step_size=_plain(np.minimum(1 / (mu * T), 1) / (L * Kbar)),
+        step_size=_stated_step(L, mu, Kbar, T),
         step_limit=_limit1(K, L),
         condition=theorem1(w, K, local_losses, L=L).condition,
         constants=_counts(w, K),
@@ -186,7 +186,7 @@ def theorem2(
         name="Theorem 2 (FedaGrac, non-convex)",
         terms={name: _plain(term) for name, term in terms.items()},
         step_size=_plain(eta),
-        step_limit=float(1 / (2 * np.sqrt(2) * L * K.max())),
+        step_limit=_limit2(K, L),
         condition="statement: eta = O(sqrt(M / (T Kbar))); "
         "proof: eta <= 1 / (2 sqrt(2) L Kmax), and sufficiently small",
         constants=_counts(w, K),
@@ -234,8 +234,8 @@ def theorem3(
     return Bound(
         name="Theorem 3 (FedaGrac, strongly convex)",
         terms={name: _plain(term) for name, term in terms.items()},
-        step_size=_plain(np.minimum(1 / (mu * T), 1) / (L * Kbar)),
-        step_limit=float(1 / (2 * np.sqrt(2) * L * K.max())),
+        step_size=_stated_step(L, mu, Kbar, T),
+        step_limit=_limit2(K, L),
         condition="statement: eta = O(1 / (mu L T Kbar)) <= 1 / (L Kbar), lambda = 1; "
         "proof: through Theorem 2's drift, eta <= 1 / (2 sqrt(2) L Kmax)",
         constants={**_counts(w, K), "H": H, "P": P},
@@ -379,7 +379,17 @@ def _counts(w: Array, K: Array) -> dict[str, float]:
     return {"Kbar": float(w @ K), "Kmin": float(K.min()), "Kmax": float(K.max())}
 
 
+def _stated_step(L: float, mu: float, Kbar: float, T: Array) -> Values:
+    """Return the smaller of 1 / (mu L T Kbar) and 1 / (L Kbar), as Theorems 1 and 3 state it."""
+    return _plain(np.minimum(1 / (mu * T), 1) / (L * Kbar))
+
+
 def _limit1(K: Array, L: float) -> float:
     """Return 1 / (L sqrt(2 Kmax (Kmax - 1))): no limit where nobody takes a second step."""
     Kmax = float(K.max())
     return float(1 / (L * np.sqrt(2 * Kmax * (Kmax - 1)))) if Kmax > 1 else float("inf")
+
+
+def _limit2(K: Array, L: float) -> float:
+    """Return 1 / (2 sqrt(2) L Kmax), which the proofs of Theorems 2 and 3 ask for."""
+    return float(1 / (2 * np.sqrt(2) * L * K.max()))

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedagrac.errors import FedagracError, InputError
+from fedagrac.theory.bounds import Bound, theorem3
 from fedagrac.theory.problem import Apply, Problem, as_array
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Constants:
         sigma2: the largest variance of a stochastic gradient of any client at any point (Assumption 3).
         B: the largest ratio of a client's gradient to the global one at the points where that is not 0
             (Assumption 4); it grows without bound towards x*, where clients pull and F does not.
-        x1, optimum: the start, and x*; None where the problem is not known to be convex.
+        optimum: x*; None where the problem is not known to be convex.
         gap: F(x_1) - F(x*), or F(x_1) - 0 where x* is not known.
         distance2: |x_1 - x*|^2.
         value: F(x*).
@@ -47,11 +48,18 @@ class Constants:
     B: float
     gap: float
     points: int
-    x1: npt.NDArray[np.float64]
     optimum: npt.NDArray[np.float64] | None = None
     distance2: float | None = None
     value: float | None = None
     local_values: npt.NDArray[np.float64] | None = None
+
+    def theorem3(self, weights: npt.ArrayLike, steps: npt.ArrayLike, rounds: npt.ArrayLike) -> Bound:
+        """Return Theorem 3's bound with these constants; an error where the problem is not known to be convex."""
+        if self.mu is None or self.distance2 is None:
+            raise InputError("constants", "mu = None", "a convex problem: Theorem 3 speaks of no other")
+        return theorem3(
+            weights, steps, L=self.L, mu=self.mu, sigma2=self.sigma2, distance2=self.distance2, rounds=rounds
+        )
 
 
 def constants(
@@ -97,14 +105,13 @@ def constants(
             B = max(B, largest / whole)
     start = problem.total(problem.x1)
     if optimum is None:
-        return Constants(L, None, sigma2, B, start, len(points), as_array(problem.x1))
+        return Constants(L, None, sigma2, B, start, len(points))
     local = problem.values(optimum)
     value = float(problem.weights @ local)
     distance2 = float((problem.x1 - optimum) @ (problem.x1 - optimum))
     return Constants(
-        L, mu, sigma2, B, start - value, len(points), as_array(problem.x1), as_array(optimum), distance2, value,
-        as_array(local),
-    )  # fmt: skip
+        L, mu, sigma2, B, start - value, len(points), as_array(optimum), distance2, value, as_array(local)
+    )
 
 
 def extreme_eigenvalues(matrix: Apply, size: int, tolerance: float = 1e-12) -> tuple[float, float]:
@@ -156,7 +163,7 @@ def minimise(problem: Problem, tolerance: float = 1e-10) -> Tensor:
     """
     x = problem.x1
     for _ in range(100):
-        g = problem.weights @ problem.gradients(x)
+        g = problem.total_gradient(x)
         if float(g.norm()) <= tolerance:
             return x
         step = _solve(problem.hessian_at(x), g)

@@ -114,6 +114,10 @@ class Problem:
         """Return the gradient of every F_i at x, [M, d]."""
         return torch.stack([self.gradient(i, x) for i in range(self.federation.num_clients)])
 
+    def total_gradient(self, x: Tensor) -> Tensor:
+        """Return the gradient of F at x."""
+        return self.weights @ self.gradients(x)
+
     def curvature(self, client: int, x: Tensor, v: Tensor) -> Tensor:
         """Return the Hessian of F_i at x times v, without making the Hessian."""
         found = self.weight_decay * v

@@ -11,7 +11,6 @@ import torch
 
 from fedagrac.callbacks.base import Callback
 from fedagrac.errors import InputError
-from fedagrac.theory.bounds import theorem3
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -53,7 +52,7 @@ class Errors(Callback):
         if self.best is not None:
             self.values.append(self.problem.total(x) - self.best)
         else:
-            g = self.problem.weights @ self.problem.gradients(x)
+            g = self.problem.total_gradient(x)
             self.values.append(float(g @ g))
 
 
@@ -95,12 +94,10 @@ def prescribed_lr(constants: Constants, weights: npt.ArrayLike, steps: npt.Array
     eta Kbar = log(max(2, mu^2 |x_1 - x*|^2 T / H)) / (mu T) makes the exponential and the noise term equal; above
     the largest eta that the proof allows, that one. The statement's O(1 / (mu L T Kbar)) has the wrong unit.
     """
-    if constants.mu is None or constants.distance2 is None:
-        raise InputError("constants", "mu = None", "a convex problem: Theorem 3 speaks of no other")
+    bound = constants.theorem3(weights, steps, rounds)
     mu, distance2 = constants.mu, constants.distance2
-    bound = theorem3(
-        weights, steps, L=constants.L, mu=mu, sigma2=constants.sigma2, distance2=distance2, rounds=rounds
-    )
+    assert mu is not None
+    assert distance2 is not None
     H, Kbar = bound.constants["H"], bound.constants["Kbar"]
     balance = mu**2 * distance2 * rounds / H if H else math.inf
     if math.isinf(balance):
