@@ -1,8 +1,8 @@
 """Checkpoints: everything a run needs to go on, in one file. Safetensors and JSON only.
 
 A checkpoint holds the server's vectors, what it remembers of each client, and some facts as JSON. It is written to
-a temporary file and renamed, and the last two are kept, so a crash at any moment leaves one that loads. The rounds
-so far are not in it: they are in history.jsonl beside it.
+a temporary file, which is renamed once it is on the disk, and the last two are kept: a crash at any moment leaves
+one that loads. The rounds so far are not in it: they are in history.jsonl beside its folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import torch
 from fedagrac.clients import ClientTable
 from fedagrac.engines.sharded import ALONE, Ranks
 from fedagrac.errors import FedagracError
-from fedagrac.folders import write_atomically
+from fedagrac.folders import sync, whole_or_not_at_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,15 +64,16 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE)
     Of several processes each writes its own clients' rows; the first, which writes the server's vectors, comes
     last, so that its file stands for all of them.
     """
-    from safetensors.torch import save
+    from safetensors.torch import save_file
 
     clients, rows = checkpoint.table.export()
     tensors = {f"rows.{name}": values for name, values in rows.items()}
     tensors["clients"] = torch.from_numpy(clients)
     if ranks.rank == 0:
         ranks.wait()
-        tensors |= {f"state.{name}": vector for name, vector in checkpoint.state.items()}
-    placed = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+        # before the first round two names may stand for one vector, and the format has no such thing
+        tensors |= {f"state.{name}": vector.clone() for name, vector in checkpoint.state.items()}
+    placed = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     head = {
         "format": FORMAT,
         "round": checkpoint.round,
@@ -81,29 +82,42 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE)
         "sha256": _hash(placed),
         "facts": checkpoint.facts,
     }
-    path = _path(folder, checkpoint.round, ranks.rank)
+    path, history = _path(folder, checkpoint.round, ranks.rank), folder.parent / "history.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, save(placed, metadata={"fedagrac": json.dumps(head)}))
+    if ranks.rank == 0 and history.exists():
+        sync(history)  # a checkpoint whose rounds are not on the disk would be worth nothing
+    with whole_or_not_at_all(path) as temporary:
+        save_file(placed, temporary, metadata={"fedagrac": json.dumps(head)})
     if ranks.rank:
         ranks.wait()
-    for old in _found(folder, ranks.rank)[:-KEPT]:
-        old.unlink(missing_ok=True)
+    else:
+        _remove_before(folder, _found(folder)[-KEPT:][0])
     return path
+
+
+def _remove_before(folder: Path, oldest: Path) -> None:
+    """Remove the checkpoints before one of them, the parts of all processes included."""
+    for old in folder.glob(f"round-{'[0-9]' * 8}*.safetensors"):
+        if old.name[: len("round-00000000")] < oldest.name[: len("round-00000000")]:
+            old.unlink(missing_ok=True)
 
 
 def _path(folder: Path, round: int, rank: int) -> Path:
     return folder / f"round-{round:08d}{f'.rank-{rank}' if rank else ''}.safetensors"
 
 
-def read_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint | None:
-    """Return the newest checkpoint of a folder, or None where there is none.
+def read_checkpoint(
+    folder: Path, device: torch.device | str = "cpu", history: Path | None = None
+) -> Checkpoint | None:
+    """Return the newest checkpoint of a folder, with its rounds if a history.jsonl is named; None without any.
 
-    A damaged one is said and passed over for the one before it.
+    A damaged one, or one whose rounds are not there, is said and passed over for the one before it.
     """
-    found = _found(folder, 0)
+    found = _found(folder)
     for path in reversed(found):
         try:
-            return _read_all(path, device)
+            stored = _read_all(path, device)
+            return stored if history is None else replace(stored, history=read_history(history, stored.round))
         except CheckpointError as error:
             if path == found[0]:
                 raise
@@ -125,9 +139,9 @@ def read_history(path: Path, rounds: int) -> list[dict[str, Any]]:
     return found
 
 
-def _found(folder: Path, rank: int) -> list[Path]:
-    ending = f".rank-{rank}" if rank else ""
-    return sorted(folder.glob(f"round-{'[0-9]' * 8}{ending}.safetensors"))
+def _found(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, oldest first; of several processes the first's part stands for all."""
+    return sorted(folder.glob(f"round-{'[0-9]' * 8}.safetensors"))
 
 
 def _read_all(path: Path, device: torch.device | str) -> Checkpoint:

@@ -1,17 +1,19 @@
 """The command: fedagrac run, report, doctor; the others come from `cli_data`, `cli_bench` and so on.
 
-Exit codes: 0 done, 1 failed, 2 bad usage or input.
+Exit codes: 0 done, 1 failed, 2 bad usage or input, 130 and 143 interrupted by Ctrl-C and by SIGTERM.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
+import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +29,7 @@ from fedagrac.cli_reproduce import reproduce
 from fedagrac.cli_sweep import sweep
 from fedagrac.cli_theory import theory
 from fedagrac.errors import FedagracError, InputError
+from fedagrac.interrupts import Interruption, listening
 
 if TYPE_CHECKING:
     from fedagrac.report import StoredRun
@@ -118,22 +121,36 @@ def run(
     if resume and out is None:
         raise InputError("--resume", None, "the folder of the experiment that goes on: --out DIR")
     given = out / "experiment.toml" if resume and out is not None and experiment is None else experiment
+    if resume and given is not None and experiment is None and not given.exists():
+        accepted = "the folder of the experiment that goes on: there is no experiment.toml in it"
+        raise InputError("--out", str(out), accepted)
     table = default_table() if given is None else read_toml(given)
     if engine is not None:
         table["engine"] = engine
     checked = Experiment.of(apply_settings(table, settings or []))
-    folder = out or Path(ranks.agree(str(_unused(Path("runs") / f"{checked.name}-{_now()}"))))
-    if not resume and ranks.rank == 0:
-        check_free(folder)
+    if out is not None and not resume and ranks.rank == 0:
+        check_free(out)
     prepared = prepare(checked, data_dir)
+    folder = out
+    if folder is None:
+        stem = Path("runs") / f"{checked.name}-{_now()}"
+        folder = Path(ranks.agree(str(_unused(stem) if ranks.rank == 0 else stem)))
     K = prepared.steps.counts(0, prepared.federation.num_clients, checked.seed)
     what = f"{checked.name}: {len(prepared.federation.sizes)} clients, {K.min()} to {K.max()} local steps"
     if not as_json:
         notes.print(
             f"[bold]{what}[/], {checked.rounds} rounds, {len(prepared.entries)} algorithms", highlight=False
         )
-    with Progress(len(prepared.entries), checked.rounds, notes) as progress, _notices(notes, quiet=as_json):
-        folders = run_experiment(prepared, folder, progress, resume=resume, state_dir=state_dir)
+    try:
+        with Progress(len(prepared.entries), checked.rounds, notes) as progress, _notices(notes, quiet=as_json):
+            folders = run_experiment(
+                prepared, folder, progress, resume=resume, state_dir=state_dir, made=out is None
+            )
+    except (Interruption, OSError) as stop:
+        if (folder / "experiment.toml").exists():
+            options = {"--data-dir": data_dir, "--state-dir": state_dir}
+            stop.add_note(_going_on(folder, ranks.size, options))
+        raise
     leave_ranks()
     if ranks.rank:
         return
@@ -143,6 +160,16 @@ def run(
     rows = _print_report(runs, page, as_json, hints)
     if all(row["status"] == "diverged" for row in rows):
         raise typer.Exit(1)
+
+
+def _going_on(folder: Path, processes: int, options: Mapping[str, Path | None]) -> str:
+    """Return the command that goes on with an experiment."""
+    words = ["fedagrac", "run", "--resume", "--out", str(folder)]
+    for name, value in options.items():
+        words += [name, str(value)] if value is not None else []
+    if processes > 1:
+        words = ["torchrun", "--nproc-per-node", str(processes), "-m", *words]
+    return f"go on with: {shlex.join(words)}"
 
 
 @contextlib.contextmanager
@@ -235,10 +262,13 @@ def _now() -> str:
 
 
 def _unused(stem: Path) -> Path:
-    """Return the path, or with a number the first after it that does not exist."""
-    folder, number = stem, 2
-    while folder.exists():
-        folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1
+    """Make the folder, or with a number the first after it that does not exist; no other process gets the same."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
     return folder
 
 
@@ -347,17 +377,21 @@ def _whereabouts(name: str) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every expected error is one line on stderr."""
     try:
-        app(arguments)
+        with listening():
+            app(arguments)
     except InputError as error:
         _fail(str(error), 2)
     except FedagracError as error:
         _fail(str(error), 1)
     except OSError as error:
-        _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1, error)
+    except Interruption as stop:
+        _fail(str(stop), stop.code, stop)
 
 
-def _fail(message: str, code: int) -> None:
-    Console(stderr=True).print(f"[bold red]error[/] {escape(message)}", highlight=False, soft_wrap=True)
+def _fail(message: str, code: int, error: BaseException | None = None) -> None:
+    console = Console(stderr=True)
+    console.print(f"[bold red]error[/] {escape(message)}", highlight=False, soft_wrap=True)
+    for note in getattr(error, "__notes__", []):
+        console.print(escape(note), highlight=False, soft_wrap=True)
     sys.exit(code)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,13 @@ from fedagrac import models
 from fedagrac.callbacks.base import Callback
 from fedagrac.callbacks.checkpoints import Checkpoints
 from fedagrac.callbacks.run_folder import RunFolder, environment, write_description
-from fedagrac.checkpoints import Checkpoint, read_checkpoint, read_history
+from fedagrac.checkpoints import Checkpoint, read_checkpoint
 from fedagrac.config import Experiment, read_toml, section
 from fedagrac.data.describe import describe
 from fedagrac.engines import Ranks, Workload, current_ranks
 from fedagrac.engines.base import SMALL
 from fedagrac.errors import InputError
-from fedagrac.folders import write_atomically
+from fedagrac.folders import claimed, is_leftover, remove_leftovers, write_atomically
 from fedagrac.heterogeneity import Devices
 from fedagrac.models.vector import VectorModel
 from fedagrac.simulation import simulate, simulate_many
@@ -145,7 +146,7 @@ class _ExperimentFiles(Callback):
         self.prepared, self.out = prepared, out
 
     def on_start(self, run: Run) -> None:
-        """Write experiment.toml, environment.json and federation.json."""
+        """Write experiment.toml, environment.json and federation.json; anew where an experiment goes on."""
         write_description(self.out, self.prepared.described(), environment(run.workload.model.device))
         facts = describe(run.federation, run.steps.counts(0, run.federation.num_clients, run.seed))
         write_atomically(self.out / "federation.json", json.dumps(asdict(facts)).encode() + b"\n")
@@ -159,22 +160,38 @@ def run_experiment(
     side_by_side: bool = False,
     resume: bool = False,
     state_dir: Path | None = None,
+    made: bool = False,
 ) -> list[Path]:
     """Run every algorithm into its own folder below `out`; return the folders.
 
     Nothing is written before the first run has passed all checks. A run that diverges ends with that status; the
     others go on. Side by side, runs of a small model share their batches of lanes. With `resume`, runs that have
-    ended are left alone, and the others go on from their last checkpoint. Of several processes the first alone
-    writes and shows progress.
+    ended are left alone, and the others go on from their last checkpoint, or begin. Of several processes the first
+    alone writes and shows progress. Nobody else can write into the folder meanwhile.
     """
     ranks = current_ranks()
-    if ranks.rank == 0:
-        check_same(prepared, out) if resume else check_free(out)
+    with claimed(out, made) if ranks.rank == 0 else contextlib.nullcontext():
+        begun = (out / "experiment.toml").exists()
+        if ranks.rank == 0:
+            check_same(prepared, out) if resume and begun else check_free(out)
+            remove_leftovers(out)
+        return _run_all(prepared, out, progress, ranks, side_by_side, ranks.agree(resume and begun), state_dir)
+
+
+def _run_all(
+    prepared: Prepared,
+    out: Path,
+    progress: Progress | None,
+    ranks: Ranks,
+    side_by_side: bool,
+    resume: bool,
+    state_dir: Path | None,
+) -> list[Path]:
     folders = [out / entry.folder for entry in prepared.entries]
     going = ranks.agree([not (folder / "status.json").exists() for folder in folders])
     callbacks = [_callbacks(prepared, entry, out, progress, ranks) for entry in prepared.entries]
-    if not resume and ranks.rank == 0:
-        callbacks[0].insert(0, _ExperimentFiles(prepared, out))
+    if any(going) and ranks.rank == 0:
+        callbacks[going.index(True)].insert(0, _ExperimentFiles(prepared, out))
     shared = (prepared.module, prepared.federation)
     if side_by_side and sum(p.numel() for p in prepared.module.parameters()) <= SMALL:
         if progress is not None:
@@ -212,17 +229,12 @@ def _callbacks(
 
 def _last_checkpoint(folder: Path) -> Checkpoint | None:
     """Return where a run stands that was interrupted, with its history; None where it has to start anew."""
-    found = read_checkpoint(folder / "checkpoint")
-    return None if found is None else replace(found, history=read_history(folder / "history.jsonl", found.round))
+    return read_checkpoint(folder / "checkpoint", history=folder / "history.jsonl")
 
 
 def check_same(prepared: Prepared, out: Path) -> None:
     """Check that a folder holds this very experiment, so that it can go on there."""
     path = out / "experiment.toml"
-    if not path.exists():
-        raise InputError(
-            "--out", str(out), "the folder of the experiment that goes on: there is no experiment.toml"
-        )
     there, here = read_toml(path), json.loads(json.dumps(prepared.described()))
     changed = differences(there, here)
     if changed:
@@ -249,7 +261,7 @@ def differences(before: Any, after: Any, name: str = "") -> list[str]:
 
 def check_free(out: Path) -> None:
     """Check that nothing would be overwritten or mixed with another experiment."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if not out.exists() or (out.is_dir() and all(map(is_leftover, out.iterdir()))):
         return
     holds = "holds other files"
     if not out.is_dir():

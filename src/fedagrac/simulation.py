@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,10 +22,20 @@ from fedagrac.clients import ClientTable
 from fedagrac.cohort import Cohort, GradientService, Population
 from fedagrac.data.batches import Sampling, epoch_steps
 from fedagrac.data.federation import Federation
-from fedagrac.engines import ENGINES, Engine, Loss, Ranks, Workload, choose_engine, current_ranks
+from fedagrac.engines import (
+    ENGINES,
+    Engine,
+    EngineRecord,
+    Loss,
+    Ranks,
+    Workload,
+    choose_engine,
+    current_ranks,
+)
 from fedagrac.errors import InputError, count, fraction, non_negative, one_of, positive
 from fedagrac.evaluation import Metric, evaluate
 from fedagrac.heterogeneity import Clock, Constant, Devices, Participation, StepSchedule
+from fedagrac.interrupts import INTERRUPTIONS, Held
 from fedagrac.local import Plan, Result
 from fedagrac.models.vector import VectorModel
 from fedagrac.results import History, Record, SimulationResult, Status
@@ -128,7 +138,8 @@ class Run:
 
     def checkpoint(self) -> Checkpoint:
         """Return where the run stands."""
-        facts = {"sim_time": self.sim_time, "bytes_total": self.bytes_total}
+        engine = EngineRecord.of(self.engine, self.workload)
+        facts = {"sim_time": self.sim_time, "bytes_total": self.bytes_total, "engine": asdict(engine)}
         return Checkpoint(len(self.history), self.state, self.table, facts)
 
     def open(self, population: Population, resume: Checkpoint | None) -> None:
@@ -184,7 +195,9 @@ class Run:
         new = self.table.unseen(cohort.clients)
         if len(new) or self.table.empty:
             newcomers = cohort.part(np.isin(cohort.clients, new), cohort.total)
-            self.table.put(newcomers.clients, self.algorithm.enter(self.state, newcomers))
+            rows = self.algorithm.enter(self.state, newcomers)
+            with Held():
+                self.table.put(newcomers.clients, rows)
 
     def begin(self) -> Begun:
         """Draw the next round's cohort and plan what it does."""
@@ -429,14 +442,15 @@ def _simulate(
     ranks = current_ranks().share(steps.counts(0, M, seed))
     lanes = -(-len(algorithms) * (M if participation is None else participation.number(M)) // ranks.size)
 
-    with _precision(precision, chosen):
+    before = None if resume is None else EngineRecord.read(resume.facts.get("engine"))
+    with _precision(precision, chosen), _threads(before):
         started = time.perf_counter()
         # round 0 speaks for all: who takes part and how much they do changes little on average
         work = rounds * lanes * float(steps.counts(0, M, seed).mean())
         if callable(engine):
             runner, why = engine(workload), "as given"
         else:
-            runner, why = choose_engine(workload, engine, compile, lanes, work)
+            runner, why = choose_engine(workload, engine, compile, lanes, work, before)
         x, gradients = vector_model.initial(), LastGradients(runner.gradients)
         everyone = np.arange(M)
         population = Population(federation.weights, gradients, everyone[ranks.own(everyone)], ranks.total)
@@ -473,13 +487,26 @@ def _loop(
         for callback in run.callbacks:
             callback.on_start(run)
     going = list(runs)
-    while going:
-        begun = [run.begin() for run in going]
-        for run, its, result in zip(going, begun, _execute(engine, going, begun), strict=True):
-            ended = _complete(run, its, result, eval_every, metrics, stop)
-            if ended is not None:
-                run.result = _end(run, *ended)
-        going = [run for run in going if run.result is None]
+    ranks = runs[0].ranks
+    try:
+        while going:
+            with Held(ranks.size > 1) as signals:  # no process leaves the others in the middle of a round
+                begun = [run.begin() for run in going]
+                results = _execute(engine, going, begun)
+                with Held():  # a round is taken in whole or not at all
+                    for run, its, result in zip(going, begun, results, strict=True):
+                        ended = _complete(run, its, result, eval_every, metrics, stop)
+                        if ended is not None:
+                            run.result = _end(run, *ended)
+                    going = [run for run in going if run.result is None]
+                signals.pending = ranks.first_given(signals.pending)
+    except INTERRUPTIONS:
+        with Held():
+            for run in going:
+                for callback in run.callbacks:
+                    if isinstance(callback, Callback):
+                        callback.on_interrupt(run)
+        raise
     return [run.result for run in runs if run.result is not None]
 
 
@@ -595,6 +622,19 @@ def _device(name: str | torch.device) -> torch.device:
         if (device.index or 0) >= usable:
             raise InputError("device", str(name), f'"cpu" or "auto": {usable} CUDA devices are usable here')
     return device
+
+
+@contextlib.contextmanager
+def _threads(before: EngineRecord | None) -> Iterator[None]:
+    """Use as many threads as before the run was interrupted: sums are rounded by how they are shared out."""
+    own = torch.get_num_threads()
+    if before is not None and before.threads != own:
+        torch.set_num_threads(before.threads)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != own:
+            torch.set_num_threads(own)
 
 
 @contextlib.contextmanager

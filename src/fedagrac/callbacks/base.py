@@ -26,5 +26,8 @@ class Callback:
     def on_round(self, run: Run, record: Record) -> None:
         """After every round; `run.stop(reason)` ends the run."""
 
+    def on_interrupt(self, run: Run) -> None:
+        """When the process is asked to end (Ctrl-C, SIGTERM): the last round to stand is that of the history."""
+
     def on_end(self, run: Run, result: SimulationResult) -> None:
         """After the last round, whatever ended the run."""

@@ -15,6 +15,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from fedagrac.engines.base import Engine, Workload
 
-__all__ = ["CANDIDATES", "choose_engine", "measured_choices", "processor"]
+__all__ = ["CANDIDATES", "EngineRecord", "choose_engine", "measured_choices", "processor"]
 
 log = logging.getLogger("fedagrac")
 
@@ -59,8 +60,15 @@ def choose_engine(
     compile: bool | Literal["auto"],
     lanes: int,
     client_steps: float,
+    before: EngineRecord | None = None,
 ) -> tuple[Engine, str]:
-    """Return the engine for a run of so many lanes at a time and so many client-steps in all, and why it."""
+    """Return the engine for a run of so many lanes at a time and so many client-steps in all, and why it.
+
+    A run that goes on takes the engine that it had `before`.
+    """
+    kept = None if before is None else before.engine(workload, engine, compile)
+    if kept is not None:
+        return kept, "as before the run was interrupted"
     names = _candidates(workload, engine, compile)
     if len(names) == 1:
         return CANDIDATES[names[0]](workload), "as asked"
@@ -68,6 +76,53 @@ def choose_engine(
         name = _rule(workload, names, lanes)
         return CANDIDATES[name](workload), f"by rule: {client_steps:.0f} client-steps are too few to measure"
     return _Measurements(workload, lanes).best(names, client_steps)
+
+
+@dataclass(frozen=True)
+class EngineRecord:
+    """What a run that goes on must share with its beginning to get the same numbers, bit for bit."""
+
+    name: str
+    compiled: bool
+    width: int | None
+    threads: int
+    device: str
+    torch: str
+
+    @classmethod
+    def of(cls, engine: Engine, workload: Workload) -> EngineRecord:
+        """Describe an engine in use."""
+        compiled, width = getattr(engine, "compiled", False), getattr(engine, "width", None)
+        device = workload.model.device.type
+        return cls(engine.name, compiled, width, torch.get_num_threads(), device, str(torch.__version__))
+
+    @classmethod
+    def read(cls, table: Any) -> EngineRecord | None:
+        """Read a description from a checkpoint; None where there is none that makes sense.
+
+        Examples:
+            >>> EngineRecord.read({"name": "lanes"}) is None
+            True
+        """
+        kinds = {"name": str, "compiled": bool, "width": int | None, "threads": int, "device": str, "torch": str}
+        if not isinstance(table, dict) or set(table) != set(kinds):
+            return None
+        if not all(isinstance(table[name], kind) for name, kind in kinds.items()):
+            return None
+        sound = 0 < table["threads"] <= 4096 and (table["width"] is None or table["width"] > 0)
+        return cls(**table) if sound else None
+
+    def engine(self, workload: Workload, asked: str, compile: bool | Literal["auto"]) -> Engine | None:
+        """Make this engine again; None where something else is asked for, or the device is another one."""
+        fits = asked in ("auto", self.name) and compile in ("auto", self.compiled)
+        if not fits or self.name not in ("serial", "lanes") or self.device != workload.model.device.type:
+            log.warning("the run goes on with another engine: not bit for bit what it would have been in one go")
+            return None
+        if self.torch != torch.__version__:
+            log.warning("the run goes on with torch %s after %s: other rounding", torch.__version__, self.torch)
+        if self.name == "serial":
+            return SerialEngine(workload)
+        return LanesEngine(workload, width=self.width, compiled=self.compiled)
 
 
 def _candidates(workload: Workload, engine: str, compile: bool | Literal["auto"]) -> list[str]:

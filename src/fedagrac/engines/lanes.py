@@ -69,7 +69,7 @@ class LanesEngine:
     """Runs the local rules of many clients as one batch.
 
     Attributes:
-        width: the most lanes in one wave; None for as many as fit into memory.
+        width: the most lanes in one wave; None as long as all fit into memory.
         fixed: steps of a few fixed shapes, recorded as CUDA graphs on a GPU (the default there), instead of exact
             peeling.
         compiled: compile those steps, on a CPU.
@@ -170,6 +170,8 @@ class LanesEngine:
         for size in np.unique(batch):
             group = order[batch[order] == size]
             width = self.width or self._fitting_width(vectors, int(size), int(plan.steps[group].max()))
+            if width < len(group):
+                self.width = width  # from now on: rounding must not depend on what else the machine does
             for start in range(0, len(group), width):
                 yield group[start : start + width]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -21,6 +22,9 @@ def free_memory(device: torch.device) -> int:
     """Return the free bytes on the device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo", encoding="ascii") as lines:
+        # what the page cache holds counts as free, unlike in SC_AVPHYS_PAGES
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return 2**32

@@ -107,6 +107,14 @@ class Ranks:
         agreed: T = json.loads(bytes(content.tolist()))
         return agreed
 
+    def first_given(self, number: int | None) -> int | None:
+        """Return a number above 0 that any rank gives, on all ranks: that of the lowest such rank, or None."""
+        if self.size == 1:
+            return number
+        given = torch.zeros(self.size, dtype=torch.int64)
+        given[self.rank] = number or 0
+        return next((n for n in self.total(given).tolist() if n), None)
+
     def wait(self) -> None:
         """Wait until all ranks are here."""
         self.total(torch.zeros(1))

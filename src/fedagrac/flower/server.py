@@ -23,7 +23,7 @@ from fedagrac.callbacks.run_folder import (
     write_end,
     write_history,
 )
-from fedagrac.checkpoints import Checkpoint, read_checkpoint, read_history, write_checkpoint
+from fedagrac.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from fedagrac.clients import ClientTable
 from fedagrac.cohort import Cohort, Population
 from fedagrac.data.batches import epoch_steps
@@ -35,6 +35,7 @@ from fedagrac.flower.extra import require_flower
 from fedagrac.flower.link import Link, RemoteGradients
 from fedagrac.flower.rounds import Round, needs_steps_first
 from fedagrac.flower.wire import fingerprint
+from fedagrac.folders import claimed
 from fedagrac.models.vector import VectorModel
 from fedagrac.results import History
 from fedagrac.streams import first_weights
@@ -149,7 +150,11 @@ class FlowerRun:
         return cls(settings, algorithm, model, evaluation, link, gradients, Path(settings.out))
 
     def run(self) -> None:
-        """Start or resume, and do the rounds."""
+        """Start or resume, and do the rounds; nobody else writes into the folder meanwhile."""
+        with claimed(self.folder, field="out"):
+            self._rounds()
+
+    def _rounds(self) -> None:
         self.begin()
         while len(self.history) < self.settings.rounds:
             self.round()
@@ -160,11 +165,11 @@ class FlowerRun:
     def begin(self) -> None:
         """Go on from the last checkpoint, or wait for all clients and make the state before round 1."""
         known = self.identity()
-        stored = read_checkpoint(self.folder / "checkpoint")
+        history = self.folder / "history.jsonl"
+        stored = read_checkpoint(self.folder / "checkpoint", history=history)
         if stored is not None:
             self.resume(stored, known)
             return
-        history = self.folder / "history.jsonl"
         if history.exists() and history.stat().st_size:
             raise InputError("out", str(self.folder), "a new folder: this one holds a run without a checkpoint")
         x = self.model.initial()
@@ -191,7 +196,7 @@ class FlowerRun:
                 raise InputError(
                     "out", str(self.folder), f"another folder: it holds a run with {key} = {before!r}"
                 )
-        self.history = History(read_history(self.folder / "history.jsonl", stored.round))
+        self.history = History(stored.history)
         write_history(self.folder, self.history)
         self.state, self.table = stored.state, stored.table
         self.bytes_before, self.time_before = int(stored.facts["bytes"]), float(stored.facts["seconds"])

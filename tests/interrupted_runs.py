@@ -1,0 +1,95 @@
+"""Runs that are cut off and go on: every algorithm, engine, sampling mode, participation and step schedule."""
+
+import itertools
+import signal
+
+import fedagrac as fg
+from fedagrac.algorithms import REGISTRY
+from fedagrac.callbacks import Callback, Checkpoints
+from fedagrac.checkpoints import read_checkpoint
+
+ROUNDS, CLIENTS = 5, 5
+
+SCHEDULES = {
+    "constant": fg.Constant(3),
+    "gaussian fixed": fg.Gaussian(4, 4),
+    "gaussian random": fg.Gaussian(4, 4, mode="random"),
+    "uniform fixed": fg.Uniform(1, 6),
+    "uniform random": fg.Uniform(1, 6, mode="random"),
+    "linear": fg.Linear(1, 2),
+    "extreme": fg.Extreme(2, 9),
+    "explicit": fg.Explicit([[1 + (t * i) % 4 for i in range(CLIENTS)] for t in range(ROUNDS)]),
+    "devices": fg.Devices([fg.DeviceProfile("d", step_time=0.1 * (1 + i)) for i in range(5)], 0.7, jitter=0.3),
+}
+PARTICIPATION = {
+    "all": None,
+    "two": 2,
+    "a fraction": 0.6,
+    "by weight": fg.Participation(4, by="weight"),
+}
+SAMPLING = ("replacement", "shuffle", "full")
+ENGINES = {"serial": {"engine": "serial"}, "lanes": {"engine": "lanes", "compile": False}}
+
+
+def combinations(algorithms=None, engines=tuple(ENGINES)):
+    """Return every combination, as names."""
+    names = sorted(REGISTRY) if algorithms is None else algorithms
+    return list(itertools.product(names, engines, SAMPLING, PARTICIPATION, SCHEDULES))
+
+
+class InterruptAfter(Callback):
+    """Sends this process Ctrl-C in the middle of taking a round in."""
+
+    def __init__(self, round):
+        self.round = round
+
+    def on_round(self, run, record):
+        if record["round"] == self.round:
+            signal.raise_signal(signal.SIGINT)
+
+
+class Rounds(Callback):
+    """Keeps the rounds so far, as history.jsonl does."""
+
+    def on_interrupt(self, run):
+        self.history = list(run.history)
+
+
+class Problem:
+    """A small problem that every combination runs on."""
+
+    def __init__(self):
+        self.federation = fg.Federation.load("digits", clients=CLIENTS, partition=fg.Dirichlet(0.3))
+        self.model = fg.models.build("logistic", features=64, classes=10)
+
+    def run(self, algorithm, how, sampling, participation, schedule, **options):
+        return fg.simulate(
+            self.model, self.federation, fg.algorithm(algorithm, lr=0.1), ROUNDS, steps=SCHEDULES[schedule],
+            batch_size=None if sampling == "full" else 8, sampling=sampling.replace("full", "replacement"),
+            participation=PARTICIPATION[participation], device="cpu", **{**ENGINES.get(how, {}), **options},
+        )  # fmt: skip
+
+    def run_in_two(self, folder, *combination, after=2, **options):
+        """Run until Ctrl-C after a round, then go on from the checkpoint that this leaves."""
+        rounds = Rounds()
+        callbacks = [rounds, Checkpoints(folder, every=1000), InterruptAfter(after)]
+        try:
+            self.run(*combination, callbacks=callbacks, **options)
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("the run was not interrupted")
+        stored = read_checkpoint(folder)
+        assert stored.round == after == len(rounds.history)
+        again = {**options, "resume": type(stored)(**{**vars(stored), "history": rounds.history})}
+        return self.run(*combination, **again)
+
+
+def same(one, other):
+    """Say whether two runs are equal bit for bit, apart from the time they took."""
+    if not (one.vector == other.vector).all():
+        return False
+    timeless = [
+        [{k: v for k, v in record.items() if k != "wall_time"} for record in r.history] for r in (one, other)
+    ]
+    return timeless[0] == timeless[1]
