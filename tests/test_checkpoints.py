@@ -187,10 +187,14 @@ def test_the_command_refuses_what_does_not_go_on(tmp_path, capsys):
     file.write_text(EXPERIMENT)
     assert command("run", file, "--resume") == 2
     assert "--out DIR" in capsys.readouterr().err
-    assert command("run", file, "--resume", "--out", out) == 2
+    assert command("run", "--resume", "--out", out) == 2
     assert "there is no experiment.toml" in capsys.readouterr().err
     assert not out.exists()
-    assert command("run", file, "--out", out, "--json") == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("x")
+    assert command("run", file, "--resume", "--out", tmp_path / "mine") == 2
+    assert "holds other files" in capsys.readouterr().err
+    assert command("run", file, "--resume", "--out", out, "--json") == 0  # with the file it may also begin
     capsys.readouterr()
     assert command("run", file, "--resume", "--out", out, "--set", "algorithm.fedavg.lr=0.2") == 2
     assert "algorithm.0.lr: 0.1 -> 0.2" in capsys.readouterr().err

@@ -11,6 +11,8 @@ import hashlib
 import itertools
 import json
 import logging
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,6 +66,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE)
     Of several processes each writes its own clients' rows; the first, which writes the server's vectors, comes
     last, so that its file stands for all of them.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     clients, rows = checkpoint.table.export()
@@ -87,7 +90,13 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE)
     if ranks.rank == 0 and history.exists():
         sync(history)  # a checkpoint whose rounds are not on the disk would be worth nothing
     with whole_or_not_at_all(path) as temporary:
-        save_file(placed, temporary, metadata={"fedagrac": json.dumps(head)})
+        try:
+            save_file(placed, temporary, metadata={"fedagrac": json.dumps(head)})
+        except SafetensorError as error:  # such as a full disk
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
     if ranks.rank:
         ranks.wait()
     else:

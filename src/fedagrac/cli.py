@@ -155,7 +155,11 @@ def run(
     if ranks.rank:
         return
     runs = [read_run(f) for f in folders]
-    page = write_report(runs, folder)
+    try:
+        page = write_report(runs, folder)
+    except (Interruption, OSError) as stop:
+        stop.add_note(f"the runs are done; for the report: {shlex.join(['fedagrac', 'report', str(folder)])}")
+        raise
     hints = [f"{entry.label}: {entry.note}" for entry in prepared.entries if entry.note]
     rows = _print_report(runs, page, as_json, hints)
     if all(row["status"] == "diverged" for row in rows):
