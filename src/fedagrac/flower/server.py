@@ -28,6 +28,7 @@ from fedagrac.clients import ClientTable
 from fedagrac.cohort import Cohort, Population
 from fedagrac.data.batches import epoch_steps
 from fedagrac.data.federation import Federation
+from fedagrac.divergence import Divergence
 from fedagrac.engines import Loss, Workload
 from fedagrac.errors import FedagracError, InputError
 from fedagrac.evaluation import evaluate
@@ -154,7 +155,10 @@ class FlowerRun:
         while len(self.history) < self.settings.rounds:
             self.round()
             if not bool(torch.isfinite(self.state["x"]).all()):
-                return self.end("diverged", f"round {len(self.history)}: the model is no longer finite")
+                overflow = Divergence(
+                    len(self.history), self.algorithm.lr
+                )  # a reply that is not finite never counts
+                return self.end("diverged", str(overflow), overflow)
         return self.end("finished", f"all {len(self.history)} rounds done")
 
     def begin(self) -> None:
@@ -297,7 +301,8 @@ class FlowerRun:
         checkpoint = Checkpoint(len(self.history), self.state, self.table, facts)
         write_checkpoint(self.folder / "checkpoint", checkpoint)
 
-    def end(self, status: str, reason: str) -> None:
+    def end(self, status: str, reason: str, divergence: Divergence | None = None) -> None:
         """Keep the final model and say how the run ended."""
-        write_end(self.folder, self.model.views(self.state["x"]), status, reason, len(self.history))
+        told = status, reason, len(self.history), divergence
+        write_end(self.folder, self.model.views(self.state["x"]), *told)
         log.info("%s: %s; written to %s", status, reason, self.folder.absolute())
