@@ -446,6 +446,11 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
     changed = {**settings, "algorithm.lr": 0.2}
     with pytest.raises(InputError, match="another folder: it holds a run with algorithm"):
         flower(changed, federation(changed))
+    guarded = {**settings, "guard.factor": 5.0, "out": str(tmp_path / "guarded")}
+    flower(guarded, federation(guarded))
+    unguarded = {key: value for key, value in guarded.items() if key != "guard.factor"}
+    with pytest.raises(InputError, match=r"another folder: it holds a run with guard = {'factor': 5\.0}"):
+        flower(unguarded, federation(unguarded))
 
 
 def test_a_node_that_leaves_and_returns_takes_part_again(tmp_path):

@@ -78,7 +78,7 @@ try a smaller lr than 2'
                 what += f", and of {self.clients - 1} other{'s' if self.clients > 2 else ''}"
         advice = f"try a smaller lr than {self.lr:g}"
         if self.stable_lr is not None:
-            advice += f" (theory, for exact gradients: stable below {self.stable_lr:.3g})"
+            advice += f" (theory, for exact gradients: stable below about {self.stable_lr:.2g})"
         return f"round {self.round}: {what}; {advice}"
 
 

@@ -189,9 +189,10 @@ class FlowerRun:
 
     def resume(self, stored: Checkpoint, known: dict[str, Any]) -> None:
         """Go on where a run of the same settings was cut off."""
-        for key, value in known.items():
-            before = stored.facts.get("identity", {}).get(key)
-            if before != value:
+        kept = stored.facts.get("identity", {})
+        for key in dict.fromkeys([*known, *kept]):  # a guard may have come or gone
+            before = kept.get(key)
+            if before != known.get(key):
                 raise InputError(
                     "out", str(self.folder), f"another folder: it holds a run with {key} = {before!r}"
                 )

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["first_steps_of", "stable_lr"]
 
 STIFFEST = 4
-"""Directions in which a stable step size is looked for: the stiffest decide."""
+"""Directions in which a stable step size is looked for: a good guess. Clients are stiff elsewhere, too: on a9a with
+20 clients and about 50 steps, FedAvg's limit is 0.501 on 4 directions and 0.491 on 12."""
 
 FLAT = 1e-6
 """Below this part of the largest curvature a direction counts as flat: there no step contracts."""
 
-MOST_CLIENTS = 100
+MOST_CLIENTS = 30
 """Clients up to which the round of an algorithm that remembers them is small enough to look at."""
 
 
