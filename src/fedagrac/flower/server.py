@@ -155,9 +155,8 @@ class FlowerRun:
         while len(self.history) < self.settings.rounds:
             self.round()
             if not bool(torch.isfinite(self.state["x"]).all()):
-                overflow = Divergence(
-                    len(self.history), self.algorithm.lr
-                )  # a reply that is not finite never counts
+                # it was the server's own step: a reply that is not finite never counts
+                overflow = Divergence(len(self.history), self.algorithm.lr)
                 return self.end("diverged", str(overflow), overflow)
         return self.end("finished", f"all {len(self.history)} rounds done")
 
