@@ -122,6 +122,14 @@ def test_when_time_is_over_there_is_no_step(monkeypatch):
     assert (found.client, found.step, found.clients) == (0, None, 2)
 
 
+def test_an_lr_beyond_the_dtype_has_no_step_and_does_no_harm():
+    """Lanes go to infinity with it; torch refuses to repeat the step one client at a time."""
+    q = scaled([1, 1, 1, 1])
+    options = {"module": q.module(torch.float32), "engine": "lanes", "compile": False}
+    result = q.simulate(fg.FedAvg(lr=1e300), rounds=3, steps=fg.Constant(4), **options)
+    assert (result.status, result.divergence.client, result.divergence.step) == ("diverged", 0, None)
+
+
 def test_a_server_whose_step_overflows_is_named():
     """FedNova multiplies by Kbar / K_i: one step of 1.5e308 beside 100 steps of nothing."""
     gradients = [[1.5e308, 0.0], [0.0, 0.0]]

@@ -33,7 +33,7 @@ THEORY_SECONDS = 2.0
 """How long theory may look for a stable step size."""
 
 STAYED, CUT_OFF = -1, -2
-"""In place of a number of steps: the client stayed finite or was later than another, or time was over before."""
+"""In place of a number of steps: the client stayed finite or was later than another, or nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,12 @@ def _steps_until_lost(
                 found[i] = CUT_OFF
             return found[i] != STAYED or k >= most
 
-        if most:
+        if not most:
+            continue
+        try:
             engine.run_until(plan.part(np.array([i])), x, clients[i : i + 1], round, over)
+        except RuntimeError:  # torch refuses an lr beyond the dtype, and there may be no memory left
+            found[i] = CUT_OFF
     return found
 
 
