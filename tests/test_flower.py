@@ -1,6 +1,7 @@
 """Flower: the server's logic over an in-memory grid, and real processes on loopback."""
 
 import json
+import re
 import runpy
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 import fedagrac as fg
+from fedagrac.engines import SerialEngine
 from fedagrac.errors import FedagracError, InputError
 from flower_processes import Loopback
 
@@ -275,6 +277,61 @@ def test_a_bad_reply_is_dropped_named_and_counted(fault, form, tmp_path):
     assert torch.isfinite(run.state["x"]).all()
 
 
+class FarAway(SerialEngine):
+    """In round 2 client 1 comes back from far away."""
+
+    def run(self, plan, x, clients, round):
+        result = super().run(plan, x, clients, round)
+        if round == 1:
+            result.models[1] = 1e3 * result.models[1]
+        return result
+
+
+@pytest.mark.parametrize("form", ["explicit", "client"])
+def test_the_guard_is_that_of_a_simulation(form, tmp_path):
+    """min_clients counts replies: client 1 did reply, so the round goes on without it."""
+
+    def spoil(node, kind, round, reply):
+        if node == 11 and kind == "train.steps" and round == 2:
+            vector(reply.content, "model", lambda v: 1e3 * v)
+        return reply
+
+    settings = config(tmp_path, steps__kind=form, guard__factor=10.0)
+    run = flower(settings, federation(settings, spoil, steps=K))
+    options = {"steps": fg.Explicit([K]), "batch_size": 10, "engine": FarAway, "guard": fg.Guard(10.0)}
+    expected = fg.simulate(model(None).double(), FED, fg.FedaGrac(lr=0.1), 3, **options)
+    assert expected.history.column("dropped") == [[], [1], []]
+    assert close(run.state["x"], expected.vector)
+    assert [record["clients"] for record in run.history] == [3, 2, 3]
+    assert [record["dropped"] for record in run.history] == [0, 1, 0]
+    (event,) = run.history[1]["events"]
+    assert re.fullmatch(r"client 1: dropped, its update is [\d.]+(e\+\d+)? x the median", event)
+
+
+def test_a_wrong_guard_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"guard\.factor = 0\.5: expected a number above 1"):
+        Settings.of(config(tmp_path, guard__factor=0.5))
+
+
+def test_a_server_that_overflows_says_so_and_what_to_try(tmp_path):
+    """FedNova's coefficients sum to more than 1: finite models of 1.7e308 give an infinite one."""
+
+    def spoil(node, kind, round, reply):
+        if kind == "train.steps" and round == 2:
+            vector(reply.content, "model", lambda v: np.full_like(v, 1.7e308))
+        return reply
+
+    settings = config(tmp_path, algorithm__name="fednova")
+    run = flower(settings, federation(settings, spoil))
+    assert len(run.history) == 2
+    said = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert said["status"] == "diverged"
+    assert said["reason"] == (
+        "round 2: every client's model is finite, but the server's is not; try a smaller lr than 0.1"
+    )
+    assert (said["divergence"]["round"], said["divergence"]["client"]) == (2, None)
+
+
 def test_the_model_is_averaged_over_those_who_answered(tmp_path):
     def lose(node, kind, round, reply):
         return None if node == 10 and kind == "train.steps" else reply
@@ -389,6 +446,11 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
     changed = {**settings, "algorithm.lr": 0.2}
     with pytest.raises(InputError, match="another folder: it holds a run with algorithm"):
         flower(changed, federation(changed))
+    guarded = {**settings, "guard.factor": 5.0, "out": str(tmp_path / "guarded")}
+    flower(guarded, federation(guarded))
+    unguarded = {key: value for key, value in guarded.items() if key != "guard.factor"}
+    with pytest.raises(InputError, match=r"another folder: it holds a run with guard = {'factor': 5\.0}"):
+        flower(unguarded, federation(unguarded))
 
 
 def test_a_node_that_leaves_and_returns_takes_part_again(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedagrac.engines.sharded import ALONE, LostRankError, Ranks, balanced_shares
+from sharded_guard import found
 from sharded_run import histories
 
 HERE = Path(__file__).parent
@@ -56,6 +57,21 @@ def test_every_algorithm_has_the_numbers_of_one_process(processes, alone, tmp_pa
                 known = [(a, b) for a, b in zip(ours, values, strict=True) if a is not None]
                 a, b = np.array(known).T
                 assert np.abs(a - b).max() <= 1e-6 * max(1.0, np.abs(b).max()), (participation, name, key)
+
+
+def test_all_processes_drop_the_same_clients_and_say_the_same_of_a_divergence(tmp_path):
+    out = tmp_path / "found"
+    code, printed = finish(launch(2, HERE / "sharded_guard.py", out))
+    assert code == 0, printed
+    one, other = (json.loads(Path(f"{out}.{rank}").read_text()) for rank in (0, 1))
+    alone = found()
+    assert one["dropped"] == other["dropped"] == alone["dropped"] == [[1], [4], [1], [1]]
+    np.testing.assert_allclose(one["x"], alone["x"], rtol=1e-10)
+    assert one["reasons"] == other["reasons"]
+    before_advice = [[reason.split(" (theory")[0] for reason in each["reasons"]] for each in (one, alone)]
+    assert before_advice[0] == before_advice[1]
+    assert "client 1" in alone["reasons"][1]
+    assert "as the first of 3" in alone["reasons"][1]
 
 
 def rank_of(pid):

@@ -17,6 +17,7 @@ from fedagrac.algorithms import (
 from fedagrac.callbacks import Callback, Checkpoints, EarlyStop, MLflow, TensorBoard
 from fedagrac.data import IID, Dirichlet, Federation, Indices, Natural, Partition, Resample, Shards
 from fedagrac.errors import FedagracError, InputError
+from fedagrac.guard import Guard
 from fedagrac.heterogeneity import (
     DEVICES,
     Clock,
@@ -58,6 +59,7 @@ __all__ = [
     "FedagracError",
     "Federation",
     "Gaussian",
+    "Guard",
     "History",
     "Indices",
     "InputError",

@@ -7,6 +7,7 @@ fast. Every sum over clients goes through `Cohort.sum`, so the same algorithm ru
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -120,6 +121,28 @@ class Cohort:
         object.__setattr__(own, "masses", [mass for mass, k in zip(self.masses, keep, strict=True) if k])
         object.__setattr__(own, "total", total)
         return own
+
+    def alone(self, members: npt.NDArray[np.int64]) -> Cohort:
+        """Return a cohort of some members, whose weights, Kbar and fast clients are theirs alone.
+
+        The others count as absent. This is no `part`, whose members remain those of a larger cohort.
+
+        Examples:
+            >>> whole = Cohort(0, np.arange(3), np.array([1, 2, 9]), [1, 1, 2], np.ones(3) / 3, np.ones(3, int),
+            ...                everyone=True, service=lambda *_: torch.zeros(3, 1))
+            >>> two = whole.alone(np.array([0, 1]))
+            >>> two.weights.tolist(), two.fast.tolist(), two.mean_steps, two.everyone
+            ([0.5, 0.5], [False, True], 1.5, False)
+        """
+        return dataclasses.replace(
+            self,
+            clients=self.clients[members],
+            steps=self.steps[members],
+            masses=[self.masses[int(i)] for i in members],
+            population_weights=self.population_weights[members],
+            epoch_steps=self.epoch_steps[members],
+            everyone=self.everyone and len(members) == len(self),
+        )
 
     def sum(self, coefficients: npt.NDArray[np.float64], rows: Tensor) -> Tensor:
         """Return sum_i coefficients_i * rows_i over the cohort, a vector [d]."""

@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 from fedagrac.algorithms import Algorithm, algorithm, options_of
 from fedagrac.data import DATASETS, IID, Dirichlet, Federation, Partition, Resample, Shards
 from fedagrac.errors import InputError, fraction, nearest, one_of, unknown
+from fedagrac.guard import Guard
 from fedagrac.heterogeneity import (
     Clock,
     Constant,
@@ -44,6 +45,7 @@ __all__ = [
     "DataSettings",
     "Experiment",
     "apply_settings",
+    "build_guard",
     "build_kind",
     "read_toml",
     "section",
@@ -180,6 +182,7 @@ class Experiment(_Table):
     algorithm: tuple[AlgorithmSettings, ...] = Field(min_length=1)
     stop: StopSettings = StopSettings()
     clock: ClockSettings | None = None
+    guard: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, table: dict[str, Any]) -> Experiment:
@@ -207,6 +210,7 @@ class Experiment(_Table):
         self.build_stop()
         self.build_clock()
         self.build_participation()
+        build_guard(self.guard)
         if self.target is not None:
             fraction("target", self.target)
         seen: set[str] = set()
@@ -253,6 +257,9 @@ class Experiment(_Table):
         table["steps"] = _with_defaults(self.steps, STEPS)
         if self.data.partition is not None:
             table["data"]["partition"] = _with_defaults(self.data.partition, PARTITIONS)
+        guard = build_guard(self.guard)
+        if guard is not None:
+            table["guard"] = dataclasses.asdict(guard)
         table["algorithm"] = [
             {**options_of(entry.name), **entry.model_dump(exclude_none=True)} for entry in self.algorithm
         ]
@@ -345,6 +352,14 @@ def section(name: str) -> Iterator[None]:
 def build_kind(table: dict[str, Any], kinds: dict[str, type[T]]) -> T:
     """Make an object from a table whose `kind` names its class and whose other keys are its settings."""
     return _from_table("", table, kinds)
+
+
+def build_guard(table: dict[str, Any] | None) -> Guard | None:
+    """Make the guard; None where there is no table."""
+    if table is None:
+        return None
+    with section("guard"):
+        return _construct("", Guard, table)
 
 
 def _from_table(field: str, table: dict[str, Any], kinds: dict[str, type[T]]) -> T:

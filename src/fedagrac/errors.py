@@ -67,11 +67,11 @@ def _number(field: str, value: Any, accepted: str) -> float:
     return float(value)
 
 
-def positive(field: str, value: Any) -> float:
-    """Check for a finite number above 0."""
-    accepted = "a number above 0"
+def positive(field: str, value: Any, above: float = 0) -> float:
+    """Check for a finite number above 0, or above another bound."""
+    accepted = f"a number above {above:g}"
     number = _number(field, value, accepted)
-    if number <= 0:
+    if number <= above:
         raise InputError(field, value, accepted)
     return number
 

@@ -15,7 +15,7 @@ from fedagrac.callbacks.base import Callback
 from fedagrac.callbacks.checkpoints import Checkpoints
 from fedagrac.callbacks.run_folder import RunFolder, environment, write_description
 from fedagrac.checkpoints import Checkpoint, read_checkpoint
-from fedagrac.config import Experiment, read_toml, section
+from fedagrac.config import Experiment, build_guard, read_toml, section
 from fedagrac.data.describe import describe
 from fedagrac.engines import Ranks, Workload, current_ranks
 from fedagrac.engines.base import SMALL
@@ -82,6 +82,7 @@ class Prepared:
             "eval_every": e.eval_every,
             "stop": e.build_stop(),
             "clock": e.build_clock(),
+            "guard": build_guard(e.guard),
         }
 
 

@@ -10,7 +10,7 @@ these two, and every engine obeys them. Batches, devices, processes and algorith
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -104,6 +104,22 @@ class Plan:
     def __len__(self) -> int:
         return len(self.steps)
 
+    def part(self, rows: npt.NDArray[np.int64]) -> Plan:
+        """Return the plan of some members alone.
+
+        Examples:
+            >>> Plan.of(steps=[1, 2, 9], lr=0.5).part(np.array([0, 2])).steps.tolist()
+            [1, 9]
+        """
+        return replace(
+            self,
+            steps=self.steps[rows],
+            lr=self.lr[rows],
+            correction=None if self.correction is None else self.correction[torch.from_numpy(rows)],
+            mu=self.mu[rows],
+            first_steps=self.first_steps[rows],
+        )
+
     @property
     def accumulate(self) -> bool:
         """Whether engines must add up the gradients of the round (`Result.total`).
@@ -131,6 +147,27 @@ class Result:
     loss: Tensor
     first: Tensor | None = None
     total: Tensor | None = None
+
+    def part(self, rows: npt.NDArray[np.int64]) -> Result:
+        """Return what some members replied."""
+        some = torch.from_numpy(rows)
+        first, total = (None if each is None else each[some] for each in (self.first, self.total))
+        return Result(self.models[some], self.loss[some], first, total)
+
+    def finite(self) -> npt.NDArray[np.bool_]:
+        """Say whose reply holds neither NaN nor infinity, [m].
+
+        Examples:
+            >>> models, loss = torch.tensor([[1.0], [torch.inf], [2.0]]), torch.tensor([0.0, 0.0, torch.nan])
+            >>> Result(models, loss).finite().tolist()
+            [True, False, False]
+        """
+        found = torch.isfinite(self.loss)
+        for rows in (self.models, self.first, self.total):
+            if rows is not None:
+                found = found & torch.isfinite(rows).all(1)
+        finite: npt.NDArray[np.bool_] = found.cpu().numpy()
+        return finite
 
     def split(self, plans: Sequence[Plan]) -> list[Result]:
         """Return what belongs to each of the plans that were joined: only what it asked for."""

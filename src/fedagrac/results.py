@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from fedagrac.algorithms import Algorithm
     from fedagrac.data.federation import Federation
+    from fedagrac.divergence import Divergence
     from fedagrac.models.vector import VectorModel
 
 __all__ = ["History", "Record", "SimulationResult", "Status", "over_seeds"]
@@ -27,7 +28,8 @@ Record = dict[str, Any]
 round (from 1), test_accuracy, test_loss and metrics (None without evaluation), train_loss (mean over the round's
 steps, weighted by omega), clients and fast (how many took part, and how many of them were fast), steps_mean (mean
 K_i of the cohort), bytes_up and bytes_down (of this round), bytes_total (both directions, since the start and
-including it), sim_time and wall_time (cumulative seconds)."""
+including it), sim_time and wall_time (cumulative seconds); with a guard also dropped (the clients whose update it
+did not let in: they took part, moved bytes and took time, and count in nothing else)."""
 
 Status = Literal["finished", "stopped", "diverged"]
 
@@ -94,6 +96,7 @@ class SimulationResult:
         history: one record per round.
         status: "finished" all rounds, "stopped" by a stop rule or a callback, or "diverged".
         reason: one sentence that says why it ended.
+        divergence: which client left the finite numbers first, and where; None unless the run diverged.
     """
 
     algorithm: Algorithm
@@ -103,6 +106,7 @@ class SimulationResult:
     status: Status
     reason: str
     vector_model: VectorModel
+    divergence: Divergence | None = None
 
     @property
     def params(self) -> dict[str, Tensor]:

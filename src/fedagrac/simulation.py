@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from fedagrac.clients import ClientTable
 from fedagrac.cohort import Cohort, GradientService, Population
 from fedagrac.data.batches import Sampling, epoch_steps
 from fedagrac.data.federation import Federation
+from fedagrac.divergence import Divergence, diagnose
 from fedagrac.engines import (
     ENGINES,
     Engine,
@@ -34,6 +36,7 @@ from fedagrac.engines import (
 )
 from fedagrac.errors import InputError, count, fraction, non_negative, one_of, positive
 from fedagrac.evaluation import Metric, evaluate
+from fedagrac.guard import Guard, step_lengths
 from fedagrac.heterogeneity import Clock, Constant, Devices, Participation, StepSchedule
 from fedagrac.interrupts import INTERRUPTIONS, Held
 from fedagrac.local import Plan, Result
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = ["Run", "Stop", "simulate", "simulate_many"]
 
 DEFAULT_STEPS = Constant(10)
+
+log = logging.getLogger("fedagrac")
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ class Run:
         table: what the server remembers of each client, or of those that this process runs.
         history: the rounds so far.
         stopped: why a callback ended the run, or None.
+        divergence: where the run left the finite numbers, or None.
         result: what came out, once the run has ended.
     """
 
@@ -125,11 +131,13 @@ class Run:
     state: State
     table: ClientTable
     started: float
+    guard: Guard | None = None
     callbacks: Sequence[Callback] = ()
     history: History = field(default_factory=History)
     sim_time: float = 0.0
     bytes_total: int = 0
     stopped: str | None = None
+    divergence: Divergence | None = None
     result: SimulationResult | None = None
 
     def stop(self, reason: str) -> None:
@@ -211,6 +219,29 @@ class Run:
         """Return the members that this process runs."""
         return cohort if self.ranks.size == 1 else cohort.part(self.ranks.own(cohort.clients), self.ranks.total)
 
+    def guarded(self, begun: Begun, result: Result) -> tuple[Begun, Result, list[int]]:
+        """Return what the guard lets in and the clients that it drops; all that came where it would drop everyone.
+
+        The plan stays what it was: a first gradient counts where it was asked for, whoever is fast among the rest.
+        """
+        if self.guard is None:
+            return begun, result, []
+        whole, own = begun.whole, self.ranks.own(begun.whole.clients)
+        lengths = torch.zeros(len(whole), dtype=torch.float64)
+        lengths[torch.from_numpy(own)] = torch.from_numpy(step_lengths(begun.plan, self.state["x"], result))
+        found = self.guard.dropped(self.ranks.total(lengths).numpy())
+        dropped = [int(whole.clients[row]) for row in found]
+        for client, what in zip(dropped, found.values(), strict=True):
+            if self.ranks.rank == 0:
+                number = len(self.history) + 1
+                log.warning("round %d: client %d dropped: its update is %s", number, client, what)
+        if not 0 < len(dropped) < len(whole):
+            return begun, result, dropped
+        kept = np.array([row not in found for row in range(len(whole))])
+        rest, rows = whole.alone(np.flatnonzero(kept)), np.flatnonzero(kept[own])
+        theirs = {name: values[torch.from_numpy(rows)] for name, values in begun.rows.items()}
+        return Begun(rest, self.own(rest), theirs, begun.plan.part(rows)), result.part(rows), dropped
+
     def aggregate(self, begun: Begun, result: Result) -> float:
         """Take in what the cohort replied; return the training loss."""
         cohort = begun.cohort
@@ -283,6 +314,7 @@ def simulate(
     metrics: Mapping[str, Metric] | None = None,
     stop: Stop | None = None,
     clock: Clock | None = None,
+    guard: Guard | None = None,
     state_dir: str | Path | None = None,
     resume: Checkpoint | None = None,
     callbacks: Sequence[Any] = (),
@@ -312,6 +344,7 @@ def simulate(
         metrics: more measures of the test data: {name: (output, target) -> scalar}.
         stop: end early.
         clock: simulated time; by default that of the devices which decide the steps, or 1 ms per step.
+        guard: drop updates that are not finite or far too long, such as `Guard(factor=10.0)`; None for no guard.
         state_dir: keep the clients' state in files there, where it does not fit into memory.
         resume: go on from here, as if the run had never stopped.
         callbacks: objects with on_start(run), on_round(run, record) and on_end(run, result).
@@ -328,7 +361,7 @@ def simulate(
         model, federation, [algorithm], [callbacks], rounds, steps=steps, batch_size=batch_size, loss=loss,
         sampling=sampling, participation=participation, weight_decay=weight_decay, seed=seed, engine=engine,
         compile=compile, device=device, dtype=dtype, precision=precision, eval_every=eval_every, metrics=metrics,
-        stop=stop, clock=clock, state_dir=state_dir, resume=resume,
+        stop=stop, clock=clock, guard=guard, state_dir=state_dir, resume=resume,
     )[0]  # fmt: skip
 
 
@@ -402,6 +435,7 @@ def _simulate(
     metrics: Mapping[str, Metric] | None,
     stop: Stop | None,
     clock: Clock | None,
+    guard: Guard | None,
     state_dir: str | Path | None,
     resume: Checkpoint | None,
 ) -> list[SimulationResult]:
@@ -413,6 +447,7 @@ def _simulate(
         ("federation", Federation, federation),
         *[("algorithm", Algorithm, algorithm) for algorithm in algorithms],
         ("steps", StepSchedule, steps),
+        *([] if guard is None else [("guard", Guard, guard)]),
     ):
         if not isinstance(value, kind):
             raise InputError(name, value, f"a fedagrac {kind.__name__}{_EXAMPLE[name]}")
@@ -471,6 +506,7 @@ def _simulate(
                 state={"x": x},
                 table=ClientTable(federation.num_clients, None if state_dir is None else Path(state_dir)),
                 started=started,
+                guard=guard,
                 callbacks=own,
             )
             for algorithm, own in zip(algorithms, callbacks, strict=True)
@@ -527,13 +563,16 @@ def _complete(
     run: Run, begun: Begun, result: Result, eval_every: int, metrics: Mapping[str, Metric], stop: Stop
 ) -> tuple[Status, str] | None:
     """Aggregate, evaluate, record and tell the callbacks; return how the run ended, or None if it goes on."""
-    train_loss = run.aggregate(begun, result)
-    number = len(run.history) + 1
+    before, number = run.state["x"], len(run.history) + 1
+    kept, replies, dropped = run.guarded(begun, result)
+    train_loss = math.nan if len(dropped) == len(begun.whole) else run.aggregate(kept, replies)
     diverged = not (math.isfinite(train_loss) and bool(torch.isfinite(run.state["x"]).all()))
     due = (number % eval_every == 0 or number == run.rounds) and not diverged
     nothing = dict.fromkeys(["test_accuracy", "test_loss", *metrics])
     measured = run.evaluate(metrics) if due else nothing
     record = run.record(begun.whole, train_loss, measured)
+    if run.guard is not None:
+        record["dropped"] = dropped
     reached = stop.reached(record)
     if reached is not None and not due and not diverged:  # the last round is always evaluated
         record.update(run.evaluate(metrics))
@@ -541,10 +580,9 @@ def _complete(
         callback.on_round(run, record)
     run.stopped = run.ranks.agree(run.stopped)
     if diverged:
-        return "diverged", (
-            f"round {number}: the loss or the model is no longer finite; try a smaller lr than "
-            f"{run.algorithm.lr:g}"
-        )
+        asked = kept.whole, kept.plan, before, replies
+        run.divergence = diagnose(run.workload, run.ranks, run.algorithm, *asked)
+        return "diverged", str(run.divergence)
     reason = run.stopped or reached
     if reason is not None:
         return "stopped", f"round {number}: {reason}"
@@ -554,7 +592,8 @@ def _complete(
 def _end(run: Run, status: Status, reason: str) -> SimulationResult:
     """Make the result and hand it to the callbacks."""
     vector, model = run.state["x"].cpu(), run.workload.model
-    result = SimulationResult(run.algorithm, run.federation, vector, run.history, status, reason, model)
+    told = vector, run.history, status, reason, model, run.divergence
+    result = SimulationResult(run.algorithm, run.federation, *told)
     for callback in run.callbacks:
         callback.on_end(run, result)
     return result
@@ -590,6 +629,7 @@ _EXAMPLE = {
     "federation": ", from Federation.load or Federation.from_arrays",
     "algorithm": " such as FedaGrac(lr=0.01)",
     "steps": " such as Constant(10) or Gaussian(500, 10000)",
+    "guard": " such as Guard(factor=10.0), or None",
 }
 
 
@@ -604,7 +644,7 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
 def _check_metrics(metrics: Mapping[str, Metric]) -> None:
     fields = "round test_accuracy test_loss train_loss clients fast steps_mean bytes_up bytes_down bytes_total"
     for name, metric in metrics.items():
-        if name in (*fields.split(), "sim_time", "wall_time"):
+        if name in (*fields.split(), "sim_time", "wall_time", "dropped"):
             raise InputError("metrics", name, "a name that no field of the history has")
         if not callable(metric):
             raise InputError(f"metrics.{name}", metric, "a function (output, target) -> scalar")

@@ -22,6 +22,7 @@ from fedagrac.theory.measure import Constants, constants
 from fedagrac.theory.problem import LARGEST_HESSIAN, Problem, as_array
 from fedagrac.theory.quadratic import Quadratic, largest_stable_lr, recommend, round_map
 from fedagrac.theory.rates import Errors, Slope, prescribed_lr, slope
+from fedagrac.theory.stability import first_steps_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -215,11 +216,9 @@ def _predicted(
     best: float,
 ) -> tuple[float | None, float | None]:
     """Return the largest stable eta on the quadratic model, and the excess where the algorithm ends on it."""
-    first = None
-    if isinstance(algorithm, FedaGrac):
-        if callable(algorithm.calibration):
-            return None, None  # a schedule has no one limit
-        first = np.minimum(epochs if algorithm.first_steps == "epoch" else algorithm.first_steps, K)
+    if isinstance(algorithm, FedaGrac) and callable(algorithm.calibration):
+        return None, None  # a schedule has no one limit
+    first = first_steps_of(algorithm, K, epochs)
     stable = largest_stable_lr(algorithm, small, K, first)
     if algorithm.lr >= stable:
         return stable, None

@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fedagrac.divergence import Divergence
     from fedagrac.results import Record, SimulationResult
     from fedagrac.simulation import Run
 
@@ -75,13 +77,22 @@ def append_round(folder: Path, record: Record) -> None:
         history.write(to_json(record) + "\n")
 
 
-def write_end(folder: Path, parameters: Mapping[str, Tensor], status: str, reason: str, rounds: int) -> None:
+def write_end(
+    folder: Path,
+    parameters: Mapping[str, Tensor],
+    status: str,
+    reason: str,
+    rounds: int,
+    divergence: Divergence | None = None,
+) -> None:
     """Keep the final model (model.safetensors) and say how the run ended (status.json)."""
     from safetensors.torch import save
 
     kept = {name: value.detach().clone().contiguous() for name, value in parameters.items()}
     write_atomically(folder / "model.safetensors", save(kept))
-    said = {"status": status, "reason": reason, "rounds": rounds}
+    said: dict[str, Any] = {"status": status, "reason": reason, "rounds": rounds}
+    if divergence is not None:
+        said["divergence"] = asdict(divergence)
     write_atomically(folder / "status.json", json.dumps(said).encode() + b"\n")
 
 
@@ -117,4 +128,5 @@ class RunFolder(Callback):
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
         """Keep the final model and say how the run ended."""
-        write_end(self.folder, result.params, result.status, result.reason, len(result.history))
+        told = result.status, result.reason, len(result.history), result.divergence
+        write_end(self.folder, result.params, *told)

@@ -18,7 +18,9 @@ __all__ = ["MLflow", "TensorBoard"]
 
 
 def _scalars(record: Record) -> dict[str, float]:
-    return {name: float(value) for name, value in record.items() if value is not None and name != "round"}
+    """Return the fields as numbers; of a list, such as the clients dropped, how long it is."""
+    given = {name: value for name, value in record.items() if value is not None and name != "round"}
+    return {name: float(len(value) if isinstance(value, list) else value) for name, value in given.items()}
 
 
 class TensorBoard(Callback):

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 
 from fedagrac.cohort import Cohort, Population
+from fedagrac.config import build_guard
 from fedagrac.flower.link import Link, MissedError
 from fedagrac.flower.settings import ClientSteps
 from fedagrac.flower.wire import BadReplyError, Parcel
+from fedagrac.guard import step_lengths
 from fedagrac.local import Plan, Result
 
 if TYPE_CHECKING:
@@ -45,6 +47,11 @@ class Collected:
     plan: Plan
     result: Result
 
+    def alone(self, members: npt.NDArray[np.int64]) -> Collected:
+        """Return what came of some members, their weights normalised over them."""
+        rows = {name: values[torch.from_numpy(members)] for name, values in self.rows.items()}
+        return Collected(self.cohort.alone(members), rows, self.plan.part(members), self.result.part(members))
+
 
 @dataclass(frozen=True, eq=False)
 class Round:
@@ -67,6 +74,11 @@ class Round:
     cohort_of: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Cohort]
 
     def collect(self) -> Collected | None:
+        """Ask everyone who is there once; return what came and may count, or None if too little came."""
+        collected = self.ask()
+        return None if collected is None else self.guarded(collected)
+
+    def ask(self) -> Collected | None:
         """Ask everyone who is there once; return what came, or None if that is too little."""
         rule = self.settings.build_steps()
         if isinstance(rule, ClientSteps):
@@ -79,7 +91,7 @@ class Round:
         parcels = {int(i): _ask(self.state["x"], plan, row, cohort) for row, i in enumerate(cohort.clients)}
         replies = self.link.exchange("train.steps", parcels, cohort.round)
         good = self.checked(replies, cohort, plan, lambda row: (int(plan.steps[row]), int(plan.steps[row])))
-        return self.collected(cohort, rows, plan, good, np.array([int(plan.steps[row]) for row in good]))
+        return self.collected(cohort, rows, plan, good)
 
     def ask_for_steps_and_model(self, rule: Any) -> Collected | None:
         """Do the two exchanges of Algorithm 1: K_i and the model from all; the first gradient from the fast."""
@@ -188,27 +200,28 @@ class Round:
                 self.link.note(f"client {client}: reply dropped, {error}")
         return good
 
-    def collected(
-        self, cohort: Cohort, rows: Rows, plan: Plan, good: dict[int, Parcel], steps: npt.NDArray[np.int64]
-    ) -> Collected | None:
+    def collected(self, cohort: Cohort, rows: Rows, plan: Plan, good: dict[int, Parcel]) -> Collected | None:
         """Return the part of the round that came back, its weights normalised over those who answered."""
         if len(good) < self.settings.min_clients:
             return None
         members = np.array(list(good), np.int64)
-        places = torch.from_numpy(members)
-        part = dataclasses.replace(
-            plan,
-            steps=plan.steps[members],
-            lr=plan.lr[members],
-            mu=plan.mu[members],
-            first_steps=plan.first_steps[members],
-            correction=None if plan.correction is None else plan.correction[places],
-        )
-        kept = {name: values[places] for name, values in rows.items()}
-        answered = self.cohort_of(cohort.clients[members], steps)
+        part = plan.part(members)
+        kept = {name: values[torch.from_numpy(members)] for name, values in rows.items()}
         loss = [reply.number("loss") for reply in good.values()]
         vectors = [dict(reply.vectors) for reply in good.values()]
-        return Collected(answered, kept, part, _result(self.state["x"], part, vectors, loss))
+        result = _result(self.state["x"], part, vectors, loss)
+        return Collected(cohort.alone(members), kept, part, result)
+
+    def guarded(self, collected: Collected) -> Collected:
+        """Leave out the updates that the guard drops, and note whose they are."""
+        guard = build_guard(self.settings.guard)
+        if guard is None:
+            return collected
+        found = guard.dropped(step_lengths(collected.plan, self.state["x"], collected.result))
+        for row, what in found.items():
+            self.link.note(f"client {collected.cohort.clients[row]}: dropped, its update is {what}")
+        kept = np.array([row for row in range(len(collected.cohort)) if row not in found], np.int64)
+        return collected.alone(kept) if 0 < len(kept) < len(collected.cohort) else collected
 
 
 def needs_steps_first(algorithm: Algorithm) -> bool:

@@ -28,6 +28,7 @@ from fedagrac.clients import ClientTable
 from fedagrac.cohort import Cohort, Population
 from fedagrac.data.batches import epoch_steps
 from fedagrac.data.federation import Federation
+from fedagrac.divergence import Divergence
 from fedagrac.engines import Loss, Workload
 from fedagrac.errors import FedagracError, InputError
 from fedagrac.evaluation import evaluate
@@ -159,7 +160,9 @@ class FlowerRun:
         while len(self.history) < self.settings.rounds:
             self.round()
             if not bool(torch.isfinite(self.state["x"]).all()):
-                return self.end("diverged", f"round {len(self.history)}: the model is no longer finite")
+                # it was the server's own step: a reply that is not finite never counts
+                overflow = Divergence(len(self.history), self.algorithm.lr)
+                return self.end("diverged", str(overflow), overflow)
         return self.end("finished", f"all {len(self.history)} rounds done")
 
     def begin(self) -> None:
@@ -190,9 +193,10 @@ class FlowerRun:
 
     def resume(self, stored: Checkpoint, known: dict[str, Any]) -> None:
         """Go on where a run of the same settings was cut off."""
-        for key, value in known.items():
-            before = stored.facts.get("identity", {}).get(key)
-            if before != value:
+        kept = stored.facts.get("identity", {})
+        for key in dict.fromkeys([*known, *kept]):  # a guard may have come or gone
+            before = kept.get(key)
+            if before != known.get(key):
                 raise InputError(
                     "out", str(self.folder), f"another folder: it holds a run with {key} = {before!r}"
                 )
@@ -302,7 +306,8 @@ class FlowerRun:
         checkpoint = Checkpoint(len(self.history), self.state, self.table, facts)
         write_checkpoint(self.folder / "checkpoint", checkpoint)
 
-    def end(self, status: str, reason: str) -> None:
+    def end(self, status: str, reason: str, divergence: Divergence | None = None) -> None:
         """Keep the final model and say how the run ended."""
-        write_end(self.folder, self.model.views(self.state["x"]), status, reason, len(self.history))
+        told = status, reason, len(self.history), divergence
+        write_end(self.folder, self.model.views(self.state["x"]), *told)
         log.info("%s: %s; written to %s", status, reason, self.folder.absolute())

@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from fedagrac.algorithms import Algorithm
-from fedagrac.config import STEPS, AlgorithmSettings, build_kind, section
+from fedagrac.config import STEPS, AlgorithmSettings, build_guard, build_kind, section
 from fedagrac.engines import ENGINES
 from fedagrac.errors import InputError, count, non_negative, one_of, positive, unknown
 from fedagrac.heterogeneity import StepSchedule
@@ -77,6 +77,7 @@ class Settings(_Table):
     out: StrictStr = "runs/flower"
     algorithm: AlgorithmSettings
     steps: dict[str, Any] = {"kind": "constant", "steps": 10}
+    guard: dict[str, Any] | None = None
     app: dict[str, Any] = {}
 
     @classmethod
@@ -111,6 +112,7 @@ class Settings(_Table):
         for field in ("round_seconds", "wait_seconds", "poll_seconds"):
             positive(field, getattr(self, field))
         self.build_algorithm()
+        build_guard(self.guard)
         steps = self.build_steps()
         if isinstance(steps, ClientSteps):
             positive("steps.seconds", steps.seconds)

@@ -172,6 +172,13 @@ class Problem:
             mean += gradients.sum(0) / len(own)
         return max(0.0, squares - float(mean @ mean)) / self.batch_size
 
+    def is_quadratic(self) -> bool:
+        """Return whether F_1's curvature along a random direction is the same at two random points."""
+        rng = np.random.default_rng(0)
+        a, b, v = (torch.from_numpy(rng.normal(size=self.size)) for _ in range(3))
+        one, other = self.curvature(0, a, v), self.curvature(0, b, v)
+        return bool((one - other).norm() <= 1e-9 * one.norm())
+
     def is_convex(self) -> bool | None:
         """Return True where F is known to be convex, None elsewhere: outputs linear in x, with cross-entropy.
 
