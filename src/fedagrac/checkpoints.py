@@ -22,7 +22,7 @@ import torch
 from fedagrac.clients import ClientTable
 from fedagrac.engines.sharded import ALONE, Ranks
 from fedagrac.errors import FedagracError
-from fedagrac.folders import write_atomically
+from fedagrac.folders import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +82,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE)
         "facts": checkpoint.facts,
     }
     path = _path(folder, checkpoint.round, ranks.rank)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(path, save(placed, metadata={"fedagrac": json.dumps(head)}))
     if ranks.rank:
         ranks.wait()

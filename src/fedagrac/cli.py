@@ -346,6 +346,7 @@ def _whereabouts(name: str) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every expected error is one line on stderr."""
+    os.umask(os.umask(0o022) | 0o002)  # nothing that it writes, or a library for it, may everybody write to
     try:
         app(arguments)
     except InputError as error:

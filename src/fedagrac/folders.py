@@ -1,4 +1,4 @@
-"""Where things are kept on disk, and how files are written there."""
+"""Where things are kept on disk, and how files are written there: never so that everybody may write to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cache_folder", "naming", "write_atomically"]
+__all__ = ["cache_folder", "make_folder", "naming", "opener", "write_atomically"]
 
 
 def cache_folder(platform: str = sys.platform) -> Path | None:
@@ -27,6 +27,27 @@ def cache_folder(platform: str = sys.platform) -> Path | None:
     return base / "fedagrac"
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing; whatever the umask, not everybody may write to them."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(0o775, exist_ok=True)  # its option `parents` would make those with the umask's rights
+
+
+def opener(path: str, flags: int) -> int:
+    """Open a file for `open(..., opener=opener)`; whatever the umask, not everybody may write to it.
+
+    Examples:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "mine"
+        >>> with open(file, "w", opener=opener) as mine:
+        ...     print("text", file=mine)
+        >>> file.stat().st_mode & 0o002
+        0
+    """
+    return os.open(path, flags, 0o664)
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Say which file it was: a full disk is reported without a name."""
@@ -40,7 +61,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is either whole or not there."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with naming(path), temporary.open("wb") as file:
+        with naming(path), open(temporary, "wb", opener=opener) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
