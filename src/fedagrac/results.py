@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -46,13 +47,15 @@ def over_seeds(values: Sequence[float | None]) -> tuple[float | None, float]:
     return mean, statistics.stdev(known) if len(known) > 1 else 0.0
 
 
-class _Names:
-    """Dicts of instances of one class share the table of their names: 470 bytes a record instead of 750."""
+@functools.lru_cache(maxsize=16)
+def _table(names: tuple[str, ...]) -> type:
+    """Return a class for records of these names: the dicts of its instances share one table of them."""
+    return type("Table", (), {})
 
 
 def _lean(record: Record) -> Record:
-    """Return the record as a dict that shares its names with all others."""
-    found = vars(_Names())
+    """Return the record as a dict that shares its names with its like: 470 bytes instead of 750."""
+    found = vars(_table(tuple(record))())
     for name, value in record.items():
         found[name] = value  # one by one: update() would copy the table
     return found
