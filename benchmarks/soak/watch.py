@@ -72,7 +72,9 @@ def watch(experiment: dict[str, Any], out: Path) -> Watched:
     command = [sys.executable, "-m", "fedagrac", "run", str(file), "--out", str(out), "--json"]
     begun = time.perf_counter()
     with out.with_suffix(".log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        # one thread: these models are too small for two, which wait for each other when others need the cores
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         samples, peak = [], 0
         history = _Lines(folder / "history.jsonl")
         while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
