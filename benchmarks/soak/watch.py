@@ -30,7 +30,8 @@ class Watched:
 
     Attributes:
         folder: its run folder.
-        samples: rounds done and resident bytes, [n, 2]; only while rounds went on, not while the report was made.
+        samples: rounds done, resident bytes and CPU seconds, [n, 3]; only while rounds went on, not while the
+            report was made.
         ends: when each round ended, in seconds since the start, [rounds].
         peak: the most resident memory of the whole process, in bytes, with the report.
         seconds: from the start of the process to its end.
@@ -79,9 +80,10 @@ def watch(experiment: dict[str, Any], out: Path) -> Watched:
         history = _Lines(folder / "history.jsonl")
         while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             resident, most = _memory(process.pid)
+            used = _processor(process.pid)
             done = history.count()  # after the memory: what is seen before the last round is of a round
             if 0 < done < experiment["rounds"]:
-                samples.append((done, resident))
+                samples.append((done, resident, used))
             peak = max(peak, most)
             time.sleep(PAUSE)
         process.wait()
@@ -114,3 +116,9 @@ def _memory(pid: int) -> tuple[int, int]:
     found = dict(line.split(":", 1) for line in status.splitlines())
     resident, most = (int(found.get(name, "0 kB").split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
     return resident, most
+
+
+def _processor(pid: int) -> float:
+    """Return the CPU seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

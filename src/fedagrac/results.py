@@ -55,7 +55,7 @@ def _table(names: tuple[str, ...]) -> type:
 
 def _lean(record: Record) -> Record:
     """Return the record as a dict that shares its names with its like: 470 bytes instead of 750."""
-    found = vars(_table(tuple(record))())
+    found: Record = vars(_table(tuple(record))())
     for name, value in record.items():
         found[name] = value  # one by one: update() would copy the table
     return found
