@@ -1,14 +1,20 @@
 """The package as a whole: what importing it costs, what it exports, what its docs and examples show."""
 
+import importlib
 import importlib.util
 import json
 import re
 import runpy
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import fedagrac as fg
 
@@ -69,21 +75,81 @@ def test_the_package_is_typed():
     assert (Path(fg.__file__).parent / "py.typed").exists()
 
 
-def test_constraints_pin_every_dependency():
-    """Exact versions for all that the package and its extras name."""
-    import tomllib
+def pins():
+    """Return the versions of constraints.txt by normalised name."""
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line)] == []
+    found = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+    assert len(found) == len(lines)
+    return found
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = list(project["dependencies"])
-    for extra in project["optional-dependencies"].values():
-        named += extra
-    pinned = {
-        line.split("==")[0].lower().replace("_", "-")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if "==" in line
+
+def test_constraints_pin_all_that_the_package_its_extras_and_its_build_name():
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = table["project"]["optional-dependencies"].values()
+    named = [table["build-system"]["requires"], table["project"]["dependencies"], *extras]
+    missing = {
+        Requirement(line).name
+        for group in named
+        for line in group
+        if canonicalize_name(Requirement(line).name) not in pins()
     }
-    for requirement in named:
-        assert re.split(r"[\[<>=!~ ]", requirement)[0].lower() in pinned, requirement
+    assert missing == set()
+
+
+def test_constraints_pin_what_is_installed_and_all_that_it_needs_in_turn():
+    """Walk the requirements of every extra, as far as they are installed here."""
+    pinned, todo, wrong = pins(), [], {}
+    seen = {("fedagrac", extra) for extra in ("", *metadata.metadata("fedagrac").get_all("Provides-Extra"))}
+    todo += seen
+    while todo:
+        name, extra = todo.pop()
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if name != "fedagrac" and Version(found.version).public != pinned.get(name):
+            wrong[name] = f"{found.version} is installed, {pinned.get(name)} is pinned"
+        for line in found.requires or []:
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                new = {(canonicalize_name(needed.name), more) for more in ("", *needed.extras)} - seen
+                seen |= new
+                todo += new
+    assert wrong == {}
+    assert {"torch", "flwr", "sympy", "click", "pluggy"} <= {name for name, _ in seen}
+
+
+def test_an_audit_counts_what_was_not_looked_up_as_not_audited(tmp_path, monkeypatch):
+    """pip-audit says "no known vulnerabilities" of versions for which the service had no answer."""
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    audit = importlib.import_module("audit")
+    fine, flawed = {"name": "a", "version": "1", "vulns": []}, {"name": "b", "version": "2", "vulns": [FLAW]}
+    unknown = {"name": "c", "skip_reason": "not found"}
+    tool = tmp_path / "pip-audit"
+
+    def said(content):
+        tool.write_text(f"#!/bin/sh\ncat <<'END'\n{content}\nEND\n")
+        tool.chmod(0o755)
+        code, lines = audit.audit(tool, ROOT / "constraints.txt")
+        return code, lines[-1]
+
+    assert said(json.dumps({"dependencies": [fine]})) == (0, "no known vulnerabilities; 1 of 1 versions looked up")
+    assert said(json.dumps({"dependencies": [fine, unknown]}))[0] == 3
+    assert said(json.dumps({"dependencies": []}))[0] == 3
+    assert said("Traceback")[0] == 3
+    code, line = said(json.dumps({"dependencies": [fine, flawed, unknown]}))
+    assert (code, line) == (1, "1 known vulnerabilities; 2 of 3 versions looked up")
+
+
+FLAW = {"id": "CVE-1", "fix_versions": ["3"]}
+
+
+def test_the_security_policy_is_in_the_source_archive():
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "SECURITY.md" in table["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert "SECURITY.md" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert (ROOT / "SECURITY.md").exists()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)

@@ -29,6 +29,7 @@ from fedagrac.data.federation import Federation
 from fedagrac.data.images import Images
 from fedagrac.data.partition import IID
 from fedagrac.engines.choice import CANDIDATES, processor
+from fedagrac.folders import opener
 from fedagrac.heterogeneity import Constant, Extreme, Gaussian, StepSchedule
 from fedagrac.simulation import simulate
 
@@ -291,7 +292,7 @@ def main(arguments: list[str] | None = None) -> None:
             rows.append(row)
             print(json.dumps(row), flush=True)
             if o.json:
-                with open(o.json, "w", encoding="utf-8") as file:
+                with open(o.json, "w", encoding="utf-8", opener=opener) as file:
                     json.dump(
                         {"machine": machine(o.device), "precision": o.precision, "rows": rows}, file, indent=1
                     )

@@ -24,7 +24,7 @@ import torch
 from fedagrac.clients import ClientTable
 from fedagrac.engines.sharded import ALONE, Ranks
 from fedagrac.errors import FedagracError
-from fedagrac.folders import sync, whole_or_not_at_all
+from fedagrac.folders import make_folder, sync, whole_or_not_at_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +86,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE)
         "facts": checkpoint.facts,
     }
     path, history = _path(folder, checkpoint.round, ranks.rank), folder.parent / "history.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if ranks.rank == 0 and history.exists():
         sync(history)  # a checkpoint whose rounds are not on the disk would be worth nothing
     with whole_or_not_at_all(path) as temporary:

@@ -29,6 +29,7 @@ from fedagrac.cli_reproduce import reproduce
 from fedagrac.cli_sweep import sweep
 from fedagrac.cli_theory import theory
 from fedagrac.errors import FedagracError, InputError
+from fedagrac.folders import first_missing, make_folder
 from fedagrac.interrupts import Interruption, listening
 
 if TYPE_CHECKING:
@@ -131,10 +132,12 @@ def run(
     if out is not None and not resume and ranks.rank == 0:
         check_free(out)
     prepared = prepare(checked, data_dir)
-    folder = out
+    folder, made = out, None
     if folder is None:
         stem = Path("runs") / f"{checked.name}-{_now()}"
+        made = first_missing(stem.parent)
         folder = Path(ranks.agree(str(_unused(stem) if ranks.rank == 0 else stem)))
+        made = made or folder
     K = prepared.steps.counts(0, prepared.federation.num_clients, checked.seed)
     what = f"{checked.name}: {len(prepared.federation.sizes)} clients, {K.min()} to {K.max()} local steps"
     if not as_json:
@@ -143,9 +146,7 @@ def run(
         )
     try:
         with Progress(len(prepared.entries), checked.rounds, notes) as progress, _notices(notes, quiet=as_json):
-            folders = run_experiment(
-                prepared, folder, progress, resume=resume, state_dir=state_dir, made=out is None
-            )
+            folders = run_experiment(prepared, folder, progress, resume=resume, state_dir=state_dir, made=made)
     except (Interruption, OSError) as stop:
         if (folder / "experiment.toml").exists():
             options = {"--data-dir": data_dir, "--state-dir": state_dir}
@@ -267,7 +268,7 @@ def _now() -> str:
 
 def _unused(stem: Path) -> Path:
     """Make the folder, or with a number the first after it that does not exist; no other process gets the same."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(stem.parent)
     for number in itertools.count(1):
         folder = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
         with contextlib.suppress(FileExistsError):
@@ -380,6 +381,7 @@ def _whereabouts(name: str) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every expected error is one line on stderr."""
+    os.umask(os.umask(0o022) | 0o002)  # nothing that it writes, or a library for it, may everybody write to
     try:
         with listening():
             app(arguments)

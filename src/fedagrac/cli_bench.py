@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedagrac.errors import InputError, one_of
+from fedagrac.folders import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,9 +83,9 @@ def bench(
                 what = row.get("workload") or f"{row['sweep']} {row['point']}"
                 status.update(f"{part}: {what}, {row['engine']}: {row['us']:.4g} us; going on ...")
                 if out is not None:
-                    out.mkdir(parents=True, exist_ok=True)
+                    make_folder(out)
                     content = {"machine": facts, "precision": precision, "rows": rows}
-                    (out / "bench.json").write_text(json.dumps(content, indent=1) + "\n")
+                    write_atomically(out / "bench.json", json.dumps(content, indent=1).encode() + b"\n")
     if as_json:
         print(json.dumps({"machine": facts, "precision": precision, "rows": rows}))
     else:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedagrac.errors import one_of, positive
+from fedagrac.folders import make_folder
 
 if TYPE_CHECKING:
     from fedagrac.paper import Cell, Recipe, Record, Records, Table, Verdict
@@ -68,7 +69,7 @@ def reproduce(
         if recipe.picture is not None and found:
             from fedagrac.report.pictures import save
 
-            (out / recipe.name).mkdir(parents=True, exist_ok=True)
+            make_folder(out / recipe.name)
             picture = save(recipe.picture(found, scale), out / recipe.name / scale)  # type: ignore[arg-type]
             notes.print(f"picture: {picture}", highlight=False, soft_wrap=True)
         if as_json:

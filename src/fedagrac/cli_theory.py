@@ -56,7 +56,7 @@ def theory(
     from fedagrac.callbacks.progress import Progress
     from fedagrac.config import Experiment, apply_settings, read_toml
     from fedagrac.experiment import check_free, prepare
-    from fedagrac.folders import write_atomically
+    from fedagrac.folders import make_folder, write_atomically
     from fedagrac.report.pictures import save
     from fedagrac.report.study import plot_study
     from fedagrac.study import FACTORS, measure_rates, problem_of, study
@@ -83,7 +83,7 @@ def theory(
             found = dataclasses.replace(
                 found, rates=measure_rates(prepared, found.constants, seeds, data_dir, say)
             )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     picture = save(plot_study(found), folder / "theory")
     numbers = json.dumps(found.described(), indent=1)
     write_atomically(folder / "theory.json", numbers.encode() + b"\n")

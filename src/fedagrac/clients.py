@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedagrac.folders import naming
+from fedagrac.folders import make_folder, naming
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,10 +112,11 @@ class ClientTable:
     def _in_file(self, name: str, like: Tensor) -> Tensor:
         """Return room for the rows of all clients in a file, which takes space only for what is written."""
         assert self.folder is not None
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         path = self.folder / f"{name}-{os.getpid()}-{id(self)}"
         shape = len(self._slot), like.shape[1]
         with naming(path):
+            path.touch(0o600)
             rows = torch.from_file(str(path), shared=True, size=shape[0] * shape[1], dtype=like.dtype)
             path.unlink()
         return rows.reshape(shape)

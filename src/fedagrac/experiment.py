@@ -161,7 +161,7 @@ def run_experiment(
     side_by_side: bool = False,
     resume: bool = False,
     state_dir: Path | None = None,
-    made: bool = False,
+    made: Path | None = None,
 ) -> list[Path]:
     """Run every algorithm into its own folder below `out`; return the folders.
 

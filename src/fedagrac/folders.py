@@ -1,4 +1,4 @@
-"""Where things are kept on disk, and how files are written there."""
+"""Where things are kept on disk, and how files are written there: never so that everybody may write to them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ __all__ = [
     "LOCK",
     "cache_folder",
     "claimed",
+    "first_missing",
     "is_leftover",
+    "make_folder",
     "naming",
+    "opener",
     "remove_leftovers",
     "sync",
     "whole_or_not_at_all",
@@ -43,6 +46,27 @@ def cache_folder(platform: str = sys.platform) -> Path | None:
     return base / "fedagrac"
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing; whatever the umask, not everybody may write to them."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(0o775, exist_ok=True)  # its option `parents` would make those with the umask's rights
+
+
+def opener(path: str, flags: int) -> int:
+    """Open a file for `open(..., opener=opener)`; whatever the umask, not everybody may write to it.
+
+    Examples:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "mine"
+        >>> with open(file, "w", opener=opener) as mine:
+        ...     print("text", file=mine)
+        >>> file.stat().st_mode & 0o002
+        0
+    """
+    return os.open(path, flags, 0o664)
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Say which file it was: a full disk is reported without a name."""
@@ -58,6 +82,7 @@ def whole_or_not_at_all(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with naming(path):
+            os.close(opener(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
             yield temporary
             sync(temporary)
             temporary.replace(path)
@@ -102,19 +127,29 @@ def remove_leftovers(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def first_missing(folder: Path) -> Path | None:
+    """Return the outermost of a folder and those around it that does not exist; None where all do.
+
+    Examples:
+        >>> first_missing(Path("/no/such/place")), first_missing(Path("/"))
+        (PosixPath('/no'), None)
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    return missing[-1] if missing else None
+
+
 @contextlib.contextmanager
-def claimed(folder: Path, made: bool = False, field: str = "--out") -> Iterator[None]:
+def claimed(folder: Path, made: Path | None = None, field: str = "--out") -> Iterator[None]:
     """Hold a folder for this process alone; the claim ends with the process, however that ends.
 
-    A folder that did not exist, or that was `made` for this purpose, is gone afterwards if nothing was written.
+    If nothing is written there, folders that did not exist before, or were `made` for this purpose, go again.
     """
     from filelock import FileLock, Timeout
 
-    made = made or not folder.exists()
     if folder.exists() and not folder.is_dir():
         raise InputError(field, str(folder), "a new or empty folder: this one is a file")
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    made = made or first_missing(folder)
+    make_folder(folder)
     lock = FileLock(folder / LOCK, timeout=0, mode=0o644)
     try:
         lock.acquire()
@@ -124,7 +159,11 @@ def claimed(folder: Path, made: bool = False, field: str = "--out") -> Iterator[
     try:
         yield
     finally:
-        if made and [path.name for path in folder.iterdir()] == [LOCK]:
+        if made is not None and [path.name for path in folder.iterdir()] == [LOCK]:
             (folder / LOCK).unlink()
-            folder.rmdir()
+            for path in (folder, *folder.parents):
+                with contextlib.suppress(OSError):  # somebody else has begun to use it
+                    path.rmdir()
+                if path == made:
+                    break
         lock.release()

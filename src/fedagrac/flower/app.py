@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from fedagrac.errors import InputError
+from fedagrac.folders import make_folder, write_atomically
 
 __all__ = ["write_app"]
 
@@ -36,11 +37,11 @@ def write_app(folder: str | Path) -> Path:
         raise InputError("DIR", str(folder), "a folder whose name begins with a letter, such as my-app")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("DIR", str(folder), "a new or empty folder")
-    (folder / package).mkdir(parents=True, exist_ok=True)
-    (folder / package / "__init__.py").write_text('"""A Flower app."""\n', encoding="utf-8")
+    make_folder(folder / package)
+    write_atomically(folder / package / "__init__.py", b'"""A Flower app."""\n')
     stored = resources.files("fedagrac.flower").joinpath("template")
     for target, source in FILES.items():
         text = stored.joinpath(source).read_text(encoding="utf-8")
         text = text.replace("@NAME@", name).replace("@PACKAGE@", package)
-        (folder / target.format(package=package)).write_text(text, encoding="utf-8")
+        write_atomically(folder / target.format(package=package), text.encode())
     return folder

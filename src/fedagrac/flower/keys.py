@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from fedagrac.errors import InputError, count
 from fedagrac.flower.extra import require_flower
+from fedagrac.folders import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -43,7 +44,7 @@ def write_keys(folder: str | Path, nodes: int = 3, hosts: Sequence[str] = ("127.
         raise InputError("--host", list(hosts), "at least one name or address of the SuperLink")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("DIR", str(folder), "a new or empty folder: keys are never overwritten")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     private = serialization.PrivateFormat
     plain = serialization.NoEncryption()
 
@@ -93,12 +94,12 @@ def write_keys(folder: str | Path, nodes: int = 3, hosts: Sequence[str] = ("127.
     pem = serialization.Encoding.PEM
     for made, secret, signed in (("ca", ca_key, ca), ("server", server_key, server)):
         _write(folder / f"{made}.key", secret.private_bytes(pem, private.PKCS8, plain))
-        (folder / f"{made}.crt").write_bytes(signed.public_bytes(pem))
+        write_atomically(folder / f"{made}.crt", signed.public_bytes(pem))
     for i in range(nodes):
         node = key()
         _write(folder / f"node-{i}", node.private_bytes(pem, private.OpenSSH, plain))
         public = node.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        (folder / f"node-{i}.pub").write_bytes(public + b"\n")
+        write_atomically(folder / f"node-{i}.pub", public + b"\n")
     return folder
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedagrac.folders import write_atomically
+from fedagrac.folders import make_folder, write_atomically
 
 __all__ = ["Cell", "Record", "Records"]
 
@@ -80,7 +80,7 @@ class Records:
     def put(self, recipe: str, cell: Cell, outcome: dict[str, Any], environment: dict[str, Any]) -> Record:
         """Write the record of a cell."""
         path = self.path(recipe, cell)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         table = {"cell": cell.name, "settings": cell.settings, "environment": environment, "outcome": outcome}
         write_atomically(path, _lines(table).encode())
         return Record(cell.name, cell.settings, outcome, environment)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from fedagrac.folders import write_atomically
+from fedagrac.folders import make_folder, write_atomically
 from fedagrac.report.charts import charts_of
 from fedagrac.report.page import render_page
 from fedagrac.report.pictures import plot_chart, plot_costs, plot_curves, plot_labels, plot_steps, save
@@ -27,7 +27,7 @@ def write_report(runs: Sequence[StoredRun], folder: Path) -> Path:
     earlier report in the folder is replaced.
     """
     figures = folder / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
+    make_folder(figures)
     charts = charts_of(runs)
     if charts:
         save(plot_curves(runs), folder / "curves")

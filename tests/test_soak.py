@@ -1,0 +1,105 @@
+"""A short soak: from round to round the history grows and nothing else; clients never seen cost nothing."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import fedagrac as fg
+from fedagrac.checkpoints import write_checkpoint
+from fedagrac.heterogeneity import Participation
+from fedagrac.results import History
+
+ROUNDS = 300
+
+PROGRAM = f"""
+import gc, json, sys, tracemalloc
+from pathlib import Path
+import torch
+import fedagrac as fg
+from fedagrac.callbacks.run_folder import RunFolder
+
+torch.set_num_threads(1)
+
+class Watch(fg.Callback):
+    def __init__(self):
+        self.seen = {{}}
+
+    def on_round(self, run, record):
+        if record["round"] == {ROUNDS // 6}:  # what is replaced in every round is then counted at both ends
+            tracemalloc.start()
+        if record["round"] in ({ROUNDS // 3}, {ROUNDS - 1}):
+            gc.collect()
+            tensors = sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+            files = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+            self.seen[record["round"]] = (tracemalloc.get_traced_memory()[0], tensors, files)
+
+folder, watch = Path(sys.argv[1]), Watch()
+fg.simulate(
+    fg.models.build("logistic", features=64, classes=10), fg.Federation.load("digits", clients=8),
+    fg.FedaGrac(lr=0.05), {ROUNDS}, steps=fg.Linear(1, 1), participation=4, engine="serial",
+    callbacks=[RunFolder(folder, {{}}), fg.Checkpoints(folder / "checkpoint", every=50), watch],
+)
+print(json.dumps(list(watch.seen.values())))
+"""
+
+
+def test_a_round_leaves_its_record_in_memory_and_nothing_else(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    (before, tensors, files), (after, tensors_after, files_after) = json.loads(done.stdout)
+    assert (after - before) / (ROUNDS - 1 - ROUNDS // 3) < 700  # bytes a round: a record takes 470
+    assert tensors_after == tensors
+    assert files_after == files
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == ROUNDS
+    assert len(list((tmp_path / "checkpoint").iterdir())) == 2
+
+
+def test_records_share_their_names_and_stay_plain_dicts():
+    given = [{"round": i, "test_accuracy": None, "train_loss": float(i), "f1 score": i} for i in range(3)]
+    history = History(json.loads(json.dumps(given[:2])))  # as a run that goes on reads them
+    history.append(given[2])
+    assert history == given
+    assert [list(record) for record in history] == [list(given[0])] * 3
+    assert all(type(record) is dict for record in history)
+    assert json.loads(json.dumps(history)) == given
+    history[-1].update(test_accuracy=0.5)
+    history[-1]["later"] = 1
+    assert history[-1] == {**given[2], "test_accuracy": 0.5, "later": 1}
+    assert history[0] == given[0]
+
+
+@pytest.mark.parametrize("metrics", [[], ["f1"], ["a", "b", "c"]])
+def test_a_record_takes_less_memory_in_a_history(metrics):
+    """Whatever other histories there are: one of another run with fewer fields must not spoil it."""
+    fields = ["round", "test_accuracy", "test_loss", "train_loss", "clients", "fast", "steps_mean", *metrics]
+    fields += ["bytes_up", "bytes_down", "bytes_total", "sim_time", "wall_time"]
+    records = [dict.fromkeys(fields, 0.0) for _ in range(100)]
+    history = History(records)
+    assert sys.getsizeof(history[-1]) < sys.getsizeof(records[-1]) / 2
+
+
+def test_of_a_hundred_thousand_clients_only_those_seen_are_remembered(tmp_path):
+    fed = fg.Federation.load("digits", clients=100_000, partition=fg.Resample(20), seed=0)
+    model = fg.models.build("logistic", features=64, classes=10)
+    seen, sizes = [], []
+
+    class Sizes(fg.Callback):
+        def on_round(self, run, record):
+            clients, rows = run.table.export()
+            assert {name: tuple(values.shape) for name, values in rows.items()} == {"nu": (len(clients), 650)}
+            seen.append(len(clients))
+            sizes.append(write_checkpoint(tmp_path, run.checkpoint()).stat().st_size)
+
+    fg.simulate(
+        model, fed, fg.Scaffold(lr=0.1), 3, steps=fg.Constant(2), participation=100, callbacks=[Sizes()],
+        engine="lanes", compile=False,
+    )  # fmt: skip
+    draws = [Participation(100).draw(t, fed.weights, 0)[0] for t in range(3)]
+    assert seen == [len(np.unique(np.concatenate(draws[: t + 1]))) for t in range(3)]
+    for clients, size in zip(seen, sizes, strict=True):
+        vectors = 1 + 2 + clients  # x, nu in float64, and every nu_i
+        assert 0 <= size - vectors * 650 * 4 - clients * 8 < 1024
