@@ -88,6 +88,9 @@ def run(
     state_dir: Annotated[
         Path | None, typer.Option("--state-dir", metavar="DIR", help="Keep the clients' state in files there.")
     ] = None,
+    trust_imports: Annotated[
+        bool, typer.Option("--trust-imports", help="Let model.name import any module: this runs its code.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result table as JSON.")] = False,
 ) -> None:
     """Run an experiment: every algorithm on the same clients, then a table and a report.
@@ -111,6 +114,7 @@ def run(
     from fedagrac.config import Experiment, apply_settings, default_table, read_toml
     from fedagrac.engines.sharded import leave_ranks, start_ranks
     from fedagrac.experiment import check_free, prepare, run_experiment
+    from fedagrac.models import Imports
     from fedagrac.report import read_run, write_report
 
     ranks = start_ranks()
@@ -125,7 +129,7 @@ def run(
     folder = out or Path(ranks.agree(str(_unused(Path("runs") / f"{checked.name}-{_now()}"))))
     if not resume and ranks.rank == 0:
         check_free(folder)
-    prepared = prepare(checked, data_dir)
+    prepared = prepare(checked, data_dir, Imports(given and given.parent, trust_imports))
     K = prepared.steps.counts(0, prepared.federation.num_clients, checked.seed)
     what = f"{checked.name}: {len(prepared.federation.sizes)} clients, {K.min()} to {K.max()} local steps"
     if not as_json:

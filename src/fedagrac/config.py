@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 
 from fedagrac.algorithms import Algorithm, algorithm, options_of
 from fedagrac.data import DATASETS, IID, Dirichlet, Federation, Partition, Resample, Shards
-from fedagrac.errors import InputError, fraction, nearest, one_of, unknown
+from fedagrac.errors import InputError, fraction, nearest, one_of, positive, unknown
 from fedagrac.heterogeneity import (
     Clock,
     Constant,
@@ -36,6 +36,7 @@ from fedagrac.heterogeneity import (
     StepSchedule,
     Uniform,
 )
+from fedagrac.parsing import DEEPEST, ParseError, parse_toml
 from fedagrac.schedule import Piecewise
 from fedagrac.simulation import Stop
 
@@ -64,6 +65,9 @@ STEPS: dict[str, type[StepSchedule]] = {
     "explicit": Explicit,
     "devices": Devices,
 }
+
+LARGEST_FILE = 2**24
+"""Bytes of an experiment file: room for the step counts of a million client-rounds written out."""
 
 Number = StrictInt | StrictFloat
 T = TypeVar("T")
@@ -215,7 +219,7 @@ class Experiment(_Table):
                 lr = entry.lr if entry.lr is not None else self.lr
                 if lr is None:
                     raise InputError("lr", None, "a number above 0, here or for all algorithms at the top level")
-                entry.build(float(lr))
+                entry.build(positive("lr", lr))
                 if entry.folder in seen:
                     accepted = 'another label: an earlier algorithm has this folder (set label = "...")'
                     raise InputError("label", entry.label or entry.name, accepted)
@@ -267,12 +271,16 @@ def default_table() -> dict[str, Any]:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file; what is wrong with it is said in one sentence."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise InputError("experiment file", str(path), f"a file of at most {LARGEST_FILE} bytes")
+        return parse_toml(content.decode("utf-8"))
     except FileNotFoundError:
         raise InputError("experiment file", str(path), "a file that exists") from None
     except IsADirectoryError:
         raise InputError("experiment file", str(path), "a TOML file, not a folder") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ParseError, UnicodeDecodeError) as error:
         raise InputError("experiment file", str(path), f"valid TOML: {error}") from None
 
 
@@ -293,6 +301,8 @@ def apply_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise InputError("--set", setting, "key=value, such as rounds=50 or data.clients=10")
+        if len(parts) > DEEPEST or not _is_text(setting):
+            raise InputError("--set", setting, f"text, with at most {DEEPEST} parts in its key")
         for target in _targets(result, parts, setting):
             target[parts[-1]] = _value(text.strip())
     return result
@@ -302,10 +312,12 @@ def _targets(table: dict[str, Any], parts: list[str], setting: str) -> list[dict
     """Return the tables in which the last of the parts is set."""
     if parts[0] == "algorithm" and len(parts) > 1:
         entries: list[dict[str, Any]] = table.get("algorithm", [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise InputError("--set", setting, "an experiment with algorithms: its algorithm is not [[algorithm]]")
         if len(parts) == 2:
             return entries
-        if parts[1].isdigit():
-            chosen = entries[int(parts[1]) : int(parts[1]) + 1]
+        if parts[1].isdecimal():
+            chosen = [entry for i, entry in enumerate(entries) if str(i) == parts[1]]
         else:
             chosen = [entry for entry in entries if parts[1] in (entry.get("name"), entry.get("label"))]
         names = [str(entry.get("label", entry.get("name"))) for entry in entries]
@@ -327,9 +339,18 @@ def _descend(table: dict[str, Any], parts: list[str], setting: str) -> dict[str,
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ParseError:
         return text
+
+
+def _is_text(argument: str) -> bool:
+    """Say whether an argument can be written down: bytes that are not UTF-8 arrive as halves of characters."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
