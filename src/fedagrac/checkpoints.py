@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from fedagrac.clients import ClientTable
-from fedagrac.engines.sharded import ALONE, Ranks
 from fedagrac.cohort import Cohort, Population
+from fedagrac.engines.sharded import ALONE, Ranks
 from fedagrac.errors import MOST_CLIENTS, FedagracError, shown
 from fedagrac.folders import write_atomically
 from fedagrac.parsing import parse_json
@@ -180,7 +180,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         version = head.get("format") if isinstance(head, dict) else None
         raise CheckpointError(f"{path} is not a checkpoint of format {FORMAT} but of {version}")
-    wrong = _wrong(head, tensors)
+    wrong = next(_complaints(head, tensors), None)
     if wrong is None and _hash(tensors) != head.get("sha256"):
         wrong = "its content does not match its hash"
     if wrong is not None:
@@ -188,28 +188,27 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return head, tensors
 
 
-def _wrong(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
-    """Say what a checkpoint cannot be read with; None for nothing."""
+def _complaints(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield what is wrong with the parts of a checkpoint; later checks rely on earlier ones."""
     for key, least, most in (("round", 0, 10**8 - 1), ("num_clients", 1, MOST_CLIENTS), ("parts", 1, MOST_PARTS)):
         value = head.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            return f"{key} is {shown(value)}"
+            yield f"{key} is {shown(value)}"
     if not isinstance(head.get("facts"), dict):
-        return "it has no facts"
+        yield "it has no facts"
     for name, value in tensors.items():
         kind, _, rest = name.partition(".")
         if not (name == "clients" or (kind in SHAPES and rest)):
-            return f"it holds {shown(name)}"
+            yield f"it holds {shown(name)}"
         dtypes = (torch.int64,) if name == "clients" else (torch.float32, torch.float64)
         if value.ndim != SHAPES[kind] or value.dtype not in dtypes:
-            return f"{shown(name)} has {value.ndim} dimensions of {value.dtype}"
+            yield f"{shown(name)} has {value.ndim} dimensions of {value.dtype}"
     clients = tensors["clients"].numpy() if "clients" in tensors else np.array([-1])
     if len(clients) and not (clients.min() >= 0 and clients.max() < head["num_clients"]):
-        return "its clients are not those of the run"
+        yield "its clients are not those of the run"
     rows = [value for name, value in tensors.items() if name.startswith("rows.")]
     if len(np.unique(clients)) != len(clients) or any(len(value) != len(clients) for value in rows):
-        return "it does not hold one row for each of its clients"
-    return None
+        yield "it does not hold one row for each of its clients"
 
 
 def check_fits(checkpoint: Checkpoint, algorithm: Algorithm, x: Tensor) -> None:

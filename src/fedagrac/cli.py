@@ -266,7 +266,7 @@ def doctor(
     for section, facts in findings.items():
         table.add_row(f"[underline]{section}[/]", "")
         for name, value in facts.items():
-            table.add_row(f"  {name}", escape(str(value)))
+            table.add_row(f"  {escape(name)}", escape(str(value)))
     Console().print(table, highlight=False)
 
 

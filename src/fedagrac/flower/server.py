@@ -23,7 +23,14 @@ from fedagrac.callbacks.run_folder import (
     write_end,
     write_history,
 )
-from fedagrac.checkpoints import Checkpoint, read_checkpoint, read_history, write_checkpoint
+from fedagrac.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    check_fits,
+    read_checkpoint,
+    read_history,
+    write_checkpoint,
+)
 from fedagrac.clients import ClientTable
 from fedagrac.cohort import Cohort, Population
 from fedagrac.data.batches import epoch_steps
@@ -34,7 +41,7 @@ from fedagrac.evaluation import evaluate
 from fedagrac.flower.extra import require_flower
 from fedagrac.flower.link import Link, RemoteGradients
 from fedagrac.flower.rounds import Round, needs_steps_first
-from fedagrac.flower.wire import fingerprint
+from fedagrac.flower.wire import BadReplyError, Parcel, fingerprint
 from fedagrac.models.vector import VectorModel
 from fedagrac.results import History
 from fedagrac.streams import first_weights
@@ -185,12 +192,15 @@ class FlowerRun:
 
     def resume(self, stored: Checkpoint, known: dict[str, Any]) -> None:
         """Go on where a run of the same settings was cut off."""
+        identity = stored.facts.get("identity")
         for key, value in known.items():
-            before = stored.facts.get("identity", {}).get(key)
+            before = identity.get(key) if isinstance(identity, dict) else None
             if before != value:
                 raise InputError(
                     "out", str(self.folder), f"another folder: it holds a run with {key} = {before!r}"
                 )
+        _check_facts(stored, self.settings.clients)
+        check_fits(stored, self.algorithm, self.model.initial())
         self.history = History(read_history(self.folder / "history.jsonl", stored.round))
         write_history(self.folder, self.history)
         self.state, self.table = stored.state, stored.table
@@ -301,3 +311,18 @@ class FlowerRun:
         """Keep the final model and say how the run ended."""
         write_end(self.folder, self.model.views(self.state["x"]), status, reason, len(self.history))
         log.info("%s: %s; written to %s", status, reason, self.folder.absolute())
+
+
+def _check_facts(stored: Checkpoint, clients: int) -> None:
+    """Check what a checkpoint says besides its vectors: samples of each client, bytes and seconds so far."""
+    facts = Parcel(stored.facts)
+    sizes = stored.facts.get("sizes")
+    try:
+        facts.integer("bytes", 0, 2**62)
+        facts.number("seconds")
+        if stored.table.num_clients != clients or not isinstance(sizes, list) or len(sizes) != clients:
+            raise BadReplyError(f"it is not of {clients} clients")
+        for size in sizes:
+            Parcel({"samples": size}).integer("samples", 1, 2**62)
+    except BadReplyError as error:
+        raise CheckpointError(f"the checkpoint cannot be used: {error}") from None
