@@ -1,8 +1,8 @@
 """One function for each kind of file or message that may come from anywhere: bytes in, nothing out.
 
 Each feeds the bytes through the code that really reads them and lets pass only the errors that the command line
-turns into one line. Anything else propagates, and is a bug. `test_hostile.py` and `fuzz/run.py` share these targets;
-`SEEDS` holds valid inputs of each.
+turns into one line. Anything else propagates, and is a bug. `test_hostile.py` and `fuzz/run.py` share these
+targets; `SEEDS` holds valid inputs of each.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from rich.console import Console
 from safetensors.torch import save
 
@@ -30,6 +31,11 @@ from fedagrac.data import federation, files, sources
 from fedagrac.engines import choice
 from fedagrac.errors import MOST_CLIENTS, FedagracError
 from fedagrac.experiment import prepare
+from fedagrac.flower.link import Link
+from fedagrac.flower.rounds import Round
+from fedagrac.flower.server import build_model
+from fedagrac.flower.settings import Settings
+from fedagrac.flower.wire import unpack
 from fedagrac.models import Imports
 from fedagrac.paper.records import Cell, Records
 from fedagrac.report import read_run, summarise, summary_table
@@ -159,14 +165,14 @@ TENSOR_TYPES = {str(t).removeprefix("torch."): t for t in (
 
 
 def sealed(given):
-    """Return a checkpoint of {"head": {...}, "tensors": {name: [type, shape, first value]}} with its right hash."""
+    """Return a checkpoint of {"head": {...}, "tensors": {name: [type, shape, first value]}} with its hash."""
     if not isinstance(given, dict) or not isinstance(given.get("tensors"), dict):
         raise ValueError("another description")
     tensors = {}
     for name, kind in given["tensors"].items():
         if not isinstance(kind, list) or len(kind) != 3 or not isinstance(kind[1], list) or len(kind[1]) > 4:
             raise ValueError("another description")
-        shape = [n for n in kind[1] if isinstance(n, int) and 0 <= n <= 4]
+        shape = [int(n) for n in kind[1] if isinstance(n, int) and 0 <= n <= 4]
         values = kind[2] if isinstance(kind[2], int) and abs(kind[2]) < 2**62 else 0
         dtype = TENSOR_TYPES.get(str(kind[0]), torch.float32)
         numbers = torch.arange(int(np.prod(shape))) + values
@@ -240,10 +246,6 @@ def measurement(data):
 
 def flower_reply(data):
     """A client's answer: facts as JSON, two zero bytes, and the bytes of its vector."""
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-
-    from fedagrac.flower.wire import unpack
-
     head, _, vector = data.partition(b"\x00\x00")
     try:
         facts = json.loads(head)
@@ -262,11 +264,6 @@ def flower_reply(data):
 
 @functools.cache
 def _round():
-    from fedagrac.flower.link import Link
-    from fedagrac.flower.rounds import Round
-    from fedagrac.flower.server import build_model
-    from fedagrac.flower.settings import Settings
-
     checked = Settings.of({"clients": 1, "algorithm.name": "fedavg", "algorithm.lr": 0.1})
     model = build_model(checked, lambda _: _small()[0], None)
     link = Link(None, model, checked)
@@ -281,8 +278,6 @@ def _round():
 
 def flower_settings(data):
     """Flower's run config, a flat table."""
-    from fedagrac.flower.settings import Settings
-
     with contextlib.suppress(ValueError, RecursionError):
         config = json.loads(data)
         if isinstance(config, dict):
@@ -296,7 +291,7 @@ def flower_settings(data):
 def _checkpoint():
     table = fg.clients.ClientTable(2)
     x = torch.zeros(4)
-    table.put(np.array([1, 0]), {"nu": torch.zeros(2, 4)})
+    table.put(np.array([1, 0]), {"nu": torch.zeros(2, 4), "v": torch.zeros(2, 4)})
     state = {"x": x, "nu": x, "x1": x}
     with tempfile.TemporaryDirectory() as folder:
         facts = {"sim_time": 1.0, "bytes_total": 64}
@@ -317,7 +312,8 @@ def sealed_description():
     """The description of a checkpoint from which a run goes on."""
     head = {"round": 2, "num_clients": 2, "parts": 1, "facts": {"sim_time": 1.0, "bytes_total": 64}}
     vectors = {f"state.{name}": ["float32", [4], 0] for name in ("x", "nu", "x1")}
-    tensors = {"clients": ["int64", [2], 0], "rows.nu": ["float32", [2, 4], 0], **vectors}
+    rows = {f"rows.{name}": ["float32", [2, 4], 0] for name in ("nu", "v")}
+    tensors = {"clients": ["int64", [2], 0], **rows, **vectors}
     return {"head": head, "tensors": tensors}
 
 

@@ -90,14 +90,18 @@ class DataSettings(_Table):
 
     def build(self, seed: int, data_dir: str | Path | None = None) -> Federation:
         """Load the data and split them."""
+        partition = self.build_partition()
         with section("data"):
             one_of("name", self.name, DATASETS)
-            partition = None
-            if self.partition is not None:
-                with section("partition"):
-                    partition = _from_table("", self.partition, PARTITIONS)
             options = {k: v for k, v in (("alpha", self.alpha), ("beta", self.beta)) if v is not None}
             return Federation.load(self.name, self.clients, partition, seed, data_dir, **options)
+
+    def build_partition(self) -> Partition | None:
+        """Make the partition, or None for the data set's own."""
+        if self.partition is None:
+            return None
+        with section("data"), section("partition"):
+            return _from_table("", self.partition, PARTITIONS)
 
 
 class ModelSettings(_Table):
@@ -207,6 +211,7 @@ class Experiment(_Table):
 
     def check(self) -> None:
         """Build everything that can be built without data, so that what is wrong is said now."""
+        self.data.build_partition()
         self.build_steps()
         self.build_stop()
         self.build_clock()
