@@ -165,11 +165,13 @@ def test_settings_that_asked_for_too_much_or_broke(setting, message, capsys):
     [
         (b"a = " + b"[" * 5000, "nested too deeply"),
         (b"a" + b".a" * 500 + b" = 1", "nested more than 32 levels deep"),
+        (b"a" + b' . "a\\"b"' * 100_000 + b" = 1", "nested more than 32 levels deep"),
+        (b"a = " + b"[" * 40 + b"]" * 40, "nested more than 32 levels deep"),
         (b"seed = " + b"9" * 5000, "valid TOML"),
         (b"seed = 0x" + b"f" * 9000, "an integer of more than 64 bits"),
         (b"seed = 1979-05-27", "date or time 1979-05-27"),
         (b'name = "a\x00b"', "valid TOML"),
-        (b"# " + b"x" * 2**24, "at most 16777216 bytes"),
+        (b"# " + b"x" * 2**22, "at most 4194304 bytes"),
         (b"algorithm = 5\nname = 'x'", "algorithm"),
     ],
 )
@@ -178,7 +180,7 @@ def test_a_hostile_file_is_one_line_for_every_command(verb, content, message, ca
     Path("bad.toml").write_bytes(content)
     arguments = ["--grid", "algorithm.lr=1,2"] if verb == "sweep" else []
     code, err = command(verb, "bad.toml", *arguments, "--set", "algorithm.lr=1", capsys=capsys)
-    assert (code, message in err or "algorithm" in err) == (2, True), err
+    assert (code, message in err) == (2, True), err
 
 
 def test_the_batches_of_a_round_have_a_limit(capsys):
@@ -270,6 +272,8 @@ def test_a_hostile_checkpoint_or_history_is_one_line_for_resume(capsys):
         ({"other": ["float32", [4], 0]}, "it holds 'other'"),
         ({"state.x": ["float32", [3], 0]}, "x has 3 numbers of torch.float32, expected 4"),
         ({"state.x": ["float64", [4], 0]}, "x has 4 numbers of torch.float64"),
+        ({"state.x1": ["float64", [4], 0]}, "x1 has 4 numbers of torch.float64"),
+        ({"rows.v": ["float64", [2, 4], 0]}, "the clients' v has 4 numbers of torch.float64"),
         ({"state.mu": ["float32", [4], 0]}, "expected nu, x, x1"),
         ({"rows.c": ["float32", [2, 4], 0]}, "the clients' 'c, nu, v', expected nu, v"),
         ({"rows.nu": ["float32", [2, 3], 0]}, "the clients' nu has 3 numbers"),

@@ -66,7 +66,7 @@ STEPS: dict[str, type[StepSchedule]] = {
     "devices": Devices,
 }
 
-LARGEST_FILE = 2**24
+LARGEST_FILE = 2**22
 """Bytes of an experiment file: room for the step counts of a million client-rounds written out."""
 
 Number = StrictInt | StrictFloat

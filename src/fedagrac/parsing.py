@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import tomllib
 from typing import Any
 
@@ -17,6 +18,12 @@ __all__ = ["ParseError", "parse_json", "parse_toml"]
 
 DEEPEST = 32
 """Tables and lists inside each other; real files have four levels."""
+
+_LONG_KEY = re.compile(
+    rf"""(?<![\w-]) (?: (?> "(?:[^"\\\n]|\\.)*+" | '[^'\n]*+' | [\w-]++ ) [ \t]*+ \. [ \t]*+ ){{{DEEPEST}}}""",
+    re.VERBOSE,
+)
+"""A dotted key of too many parts, for which the standard library takes quadratic time and memory."""
 
 
 class ParseError(FedagracError, ValueError):
@@ -34,6 +41,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         ...
         fedagrac.parsing.ParseError: it holds an integer of more than 64 bits
     """
+    if _LONG_KEY.search(text):
+        raise ParseError(f"it is nested more than {DEEPEST} levels deep")
     try:
         return dict(_checked(tomllib.loads(text)))
     except RecursionError:
