@@ -19,12 +19,15 @@ pytest.importorskip("flwr", reason="the extra fedagrac[flower] is not installed"
 
 import fedagrac as fg
 import hostile
-from fedagrac.checkpoints import CheckpointError, read_history
+from fedagrac.checkpoints import Checkpoint, CheckpointError, read_history
 from fedagrac.cli import main
+from fedagrac.clients import ClientTable
 from fedagrac.config import Experiment, apply_settings, default_table
+from fedagrac.data import sources
 from fedagrac.engines import choice
 from fedagrac.errors import InputError
 from fedagrac.experiment import prepare, run_experiment
+from fedagrac.flower.server import FlowerRun
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import BadReplyError, unpack
 from fedagrac.models import Imports
@@ -183,6 +186,14 @@ def test_a_hostile_file_is_one_line_for_every_command(verb, content, message, ca
     assert (code, message in err) == (2, True), err
 
 
+def test_too_little_memory_is_one_line(capsys, monkeypatch):
+    def refuse(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("fedagrac.experiment.prepare", refuse)
+    assert command("run", capsys=capsys) == (1, "error not enough memory: a smaller experiment may fit\n")
+
+
 def test_the_batches_of_a_round_have_a_limit(capsys):
     many = ["--set", "data.batch_size=1000", "--set", "steps={kind='constant',steps=1_000_000}"]
     code, err = command("run", *many, capsys=capsys)
@@ -317,6 +328,44 @@ def test_records_and_measurements_that_are_none():
 def test_flower_settings_that_broke(config, message):
     with pytest.raises(InputError, match=message):
         Settings.of({"clients": 3, "algorithm.name": "fedavg", "algorithm.lr": 0.1, **config})
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({}, "bytes = None"),
+        ({"bytes": 0, "seconds": float("nan"), "sizes": [5]}, "seconds = nan"),
+        ({"bytes": 0, "seconds": 1.0, "sizes": 5}, "not of 1 clients"),
+        ({"bytes": 0, "seconds": 1.0, "sizes": [5, 5]}, "not of 1 clients"),
+        ({"bytes": 0, "seconds": 1.0, "sizes": [0]}, "samples = 0"),
+    ],
+)
+def test_a_checkpoint_of_flower_that_says_nonsense(facts, message):
+    round = hostile._round()[0]
+    run = FlowerRun.of(None, round.settings, round.model)
+    with pytest.raises(CheckpointError, match=message):
+        run.resume(Checkpoint(0, round.state, ClientTable(1), facts), {})
+    with pytest.raises(InputError, match="another folder"):
+        run.resume(Checkpoint(0, round.state, ClientTable(1), {"identity": [1]}), {"seed": 0})
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "message"),
+    [
+        (lambda p: sources._idx(p, (3,)), hostile.SEEDS["idx"][1][1:-9], "damaged gzip data"),
+        (lambda p: sources._idx(p, (3,)), b"\x1f\x8b\x08" + b"x" * 99, "damaged gzip data"),
+        (lambda p: sources._idx(p, (3,)), b"no gzip", "damaged gzip data"),
+        (lambda p: sources._cifar(p, 1), b"\x0a" + bytes(3072), "a label 10"),
+        (lambda p: sources._libsvm(p, 1, 5), b"1 6:1\n", "LIBSVM text with 5 features"),
+        (lambda p: sources._libsvm(p, 1, 5), b"1 1:nan\n", "NaN or infinity"),
+        (lambda p: sources._libsvm(p, 1, 5), b"1 1:1\n" * 2, "2 samples"),
+        (lambda p: sources._libsvm(p, 1, 5), b"1 \xff:1\n", "LIBSVM text"),
+    ],
+)
+def test_data_files_that_are_none(read, content, message):
+    Path("data").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read(Path("data"))
 
 
 # memory

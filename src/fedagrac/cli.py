@@ -358,6 +358,8 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(str(error), 1)
     except OSError as error:
         _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1)
+    except MemoryError as error:
+        _fail(f"not enough memory: {str(error) or 'a smaller experiment may fit'}", 1)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
 
