@@ -61,7 +61,8 @@ def write_corpus(names: list[str], folder: Path) -> list[str]:
 def measure(name: str, seconds: int, corpus: Path, crashes: Path) -> dict[str, object]:
     """Run one target in a process of its own; return what came of it."""
     limits = [
-        f"-max_total_time={seconds}", f"-timeout={SECONDS_PER_INPUT}", f"-report_slow_units={SECONDS_PER_INPUT}", f"-rss_limit_mb={MEGABYTES + 2048}",
+        f"-max_total_time={seconds}", f"-timeout={SECONDS_PER_INPUT}", f"-report_slow_units={SECONDS_PER_INPUT}",
+        f"-rss_limit_mb={MEGABYTES + 2048}",
         "-max_len=8192", "-print_final_stats=1", f"-dict={corpus / name}.dict",
         f"-artifact_prefix={crashes}/{name}-",
     ]  # fmt: skip
