@@ -5,12 +5,14 @@ turns into one line. Anything else propagates, and is a bug. `test_hostile.py` a
 targets; `SEEDS` holds valid inputs of each.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import functools
 import gzip
 import io
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -47,6 +49,7 @@ EXPECTED = (FedagracError, OSError)
 """What the command line says in one line."""
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="fedagrac-hostile-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
 
 torch.set_num_threads(1)  # every input is tiny
 federation.digits = functools.cache(federation.digits)  # the same every time, and read for every experiment
