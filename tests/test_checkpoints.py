@@ -87,7 +87,9 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, caplog):
     write_checkpoint(tmp_path, checkpoint(3))
     newest = write_checkpoint(tmp_path, checkpoint(6))
     whole = newest.read_bytes()
-    for damaged in (whole[:100], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
+    told = whole.replace(b'\\"sim_time\\": 1.5', b'\\"sim_time\\": 2.5')
+    assert told != whole  # another fact, tensors untouched
+    for damaged in (whole[:100], b"", whole[:-1] + bytes([whole[-1] ^ 1]), told):
         newest.write_bytes(damaged)
         with caplog.at_level(logging.WARNING, logger="fedagrac"):
             assert read_checkpoint(tmp_path).round == 3
@@ -100,7 +102,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, caplog):
 def test_another_format_is_refused(tmp_path):
     path = write_checkpoint(tmp_path, checkpoint())
     save_file(load_file(path), path, metadata={"fedagrac": json.dumps({"format": 99})})
-    with pytest.raises(CheckpointError, match="format 1 but of 99"):
+    with pytest.raises(CheckpointError, match="format 2 but of 99"):
         read_checkpoint(tmp_path)
     save_file(load_file(path), path)
     with pytest.raises(CheckpointError, match="of None"):

@@ -240,7 +240,7 @@ def test_stop_target_is_used_in_the_table(tmp_path, capsys):
         (["data.partition={kind='shards',classes=11}"], "number of classes in the data, 10"),
         (["model.name=logistics"], "did you mean 'logistic'"),
         (["model.width=3"], "width"),
-        (["model.features=3"], "inputs of shape"),
+        (["model.features=3"], "model.features = 3: expected 64"),
         (["model.classes=3"], "labels from 0 to 2"),
         (["steps.kind=gausian"], "did you mean 'gaussian'"),
         (["steps.mean=0"], "steps.mean = 0"),

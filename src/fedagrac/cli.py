@@ -33,6 +33,7 @@ from fedagrac.folders import first_missing, make_folder
 from fedagrac.interrupts import Interruption, listening
 
 if TYPE_CHECKING:
+    from fedagrac.engines import Ranks
     from fedagrac.report import StoredRun
 
 __all__ = ["app", "main"]
@@ -92,6 +93,9 @@ def run(
     state_dir: Annotated[
         Path | None, typer.Option("--state-dir", metavar="DIR", help="Keep the clients' state in files there.")
     ] = None,
+    trust_imports: Annotated[
+        bool, typer.Option("--trust-imports", help="Let model.name import any module: this runs its code.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result table as JSON.")] = False,
 ) -> None:
     """Run an experiment: every algorithm on the same clients, then a table and a report.
@@ -115,6 +119,7 @@ def run(
     from fedagrac.config import Experiment, apply_settings, default_table, read_toml
     from fedagrac.engines.sharded import leave_ranks, start_ranks
     from fedagrac.experiment import check_free, prepare, run_experiment
+    from fedagrac.models import Imports
     from fedagrac.report import read_run, write_report
 
     ranks = start_ranks()
@@ -131,27 +136,18 @@ def run(
     checked = Experiment.of(apply_settings(table, settings or []))
     if out is not None and not resume and ranks.rank == 0:
         check_free(out)
-    prepared = prepare(checked, data_dir)
-    folder, made = out, None
-    if folder is None:
-        stem = Path("runs") / f"{checked.name}-{_now()}"
-        made = first_missing(stem.parent)
-        folder = Path(ranks.agree(str(_unused(stem) if ranks.rank == 0 else stem)))
-        made = made or folder
+    prepared = prepare(checked, data_dir, Imports(given and given.parent, trust_imports))
+    folder, made = (out, None) if out is not None else _new_folder(checked.name, ranks)
     K = prepared.steps.counts(0, prepared.federation.num_clients, checked.seed)
     what = f"{checked.name}: {len(prepared.federation.sizes)} clients, {K.min()} to {K.max()} local steps"
     if not as_json:
         notes.print(
             f"[bold]{what}[/], {checked.rounds} rounds, {len(prepared.entries)} algorithms", highlight=False
         )
-    try:
-        with Progress(len(prepared.entries), checked.rounds, notes) as progress, _notices(notes, quiet=as_json):
-            folders = run_experiment(prepared, folder, progress, resume=resume, state_dir=state_dir, made=made)
-    except (Interruption, OSError) as stop:
-        if (folder / "experiment.toml").exists():
-            options = {"--data-dir": data_dir, "--state-dir": state_dir}
-            stop.add_note(_going_on(folder, ranks.size, options))
-        raise
+    flags = {"--data-dir": data_dir, "--state-dir": state_dir, "--trust-imports": trust_imports}
+    bar = Progress(len(prepared.entries), checked.rounds, notes)
+    with _saying_how_to_go_on(folder, ranks, flags), bar as progress, _notices(notes, quiet=as_json):
+        folders = run_experiment(prepared, folder, progress, resume=resume, state_dir=state_dir, made=made)
     leave_ranks()
     if ranks.rank:
         return
@@ -167,14 +163,28 @@ def run(
         raise typer.Exit(1)
 
 
-def _going_on(folder: Path, processes: int, options: Mapping[str, Path | None]) -> str:
-    """Return the command that goes on with an experiment."""
-    words = ["fedagrac", "run", "--resume", "--out", str(folder)]
-    for name, value in options.items():
-        words += [name, str(value)] if value is not None else []
-    if processes > 1:
-        words = ["torchrun", "--nproc-per-node", str(processes), "-m", *words]
-    return f"go on with: {shlex.join(words)}"
+def _new_folder(name: str, ranks: Ranks) -> tuple[Path, Path]:
+    """Make a folder for an experiment, the same for all processes; return it and the outermost that was made."""
+    stem = Path("runs") / f"{name}-{_now()}"
+    around = first_missing(stem.parent)
+    folder = Path(ranks.agree(str(_unused(stem) if ranks.rank == 0 else stem)))
+    return folder, around or folder
+
+
+@contextlib.contextmanager
+def _saying_how_to_go_on(folder: Path, ranks: Ranks, flags: Mapping[str, Path | bool | None]) -> Iterator[None]:
+    """Add the command that goes on to whatever cuts an experiment off: a signal, a full disk."""
+    try:
+        yield
+    except (Interruption, OSError, MemoryError) as stop:
+        words = ["fedagrac", "run", "--resume", "--out", str(folder)]
+        for name, value in flags.items():
+            words += [] if not value else [name] if value is True else [name, str(value)]
+        if ranks.size > 1:
+            words = ["torchrun", "--nproc-per-node", str(ranks.size), "-m", *words]
+        if (folder / "experiment.toml").exists():
+            stop.add_note(f"go on with: {shlex.join(words)}")
+        raise
 
 
 @contextlib.contextmanager
@@ -297,7 +307,7 @@ def doctor(
     for section, facts in findings.items():
         table.add_row(f"[underline]{section}[/]", "")
         for name, value in facts.items():
-            table.add_row(f"  {name}", escape(str(value)))
+            table.add_row(f"  {escape(name)}", escape(str(value)))
     Console().print(table, highlight=False)
 
 
@@ -391,6 +401,8 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(str(error), 1)
     except OSError as error:
         _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1, error)
+    except MemoryError as error:
+        _fail(f"not enough memory: {str(error) or 'a smaller experiment may fit'}", 1, error)
     except Interruption as stop:
         _fail(str(stop), stop.code, stop)
 

@@ -46,6 +46,9 @@ def sweep(
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to look for data files first.")
     ] = None,
+    trust_imports: Annotated[
+        bool, typer.Option("--trust-imports", help="Let model.name import any module: this runs its code.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every point as JSON.")] = False,
 ) -> None:
     """Run every algorithm over a grid of its settings; print the best of each, as the paper compares.
@@ -63,6 +66,7 @@ def sweep(
     from fedagrac.callbacks.progress import Progress
     from fedagrac.config import apply_settings, read_toml
     from fedagrac.experiment import check_free
+    from fedagrac.models import Imports
     from fedagrac.report import read_run, summarise, write_report
     from fedagrac.report.heatmaps import plot_heat_maps
     from fedagrac.report.pictures import save
@@ -82,7 +86,7 @@ def sweep(
         what = f"{len(checked.points)} settings x {seeds} seed{'s' if seeds > 1 else ''}"
         notes.print(f"[bold]{first.name}: {what}[/], {first.rounds} rounds each", highlight=False)
     with Progress(total, first.rounds, notes) as progress:
-        folders = run_sweep(checked, folder, data_dir, progress)
+        folders = run_sweep(checked, folder, data_dir, progress, Imports(experiment.parent, trust_imports))
     runs = {label: [read_run(path) for path in paths] for label, paths in folders.items()}
     if judged == "accuracy" and all(row["accuracy"] is None for some in runs.values() for row in summarise(some)):
         judged = "loss"

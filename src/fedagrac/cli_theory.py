@@ -36,6 +36,9 @@ def theory(
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to look for data files first.")
     ] = None,
+    trust_imports: Annotated[
+        bool, typer.Option("--trust-imports", help="Let model.name import any module: this runs its code.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Set an experiment beside the paper's theory: constants, bounds, step sizes, and what really happens.
@@ -57,6 +60,7 @@ def theory(
     from fedagrac.config import Experiment, apply_settings, read_toml
     from fedagrac.experiment import check_free, prepare
     from fedagrac.folders import make_folder, write_atomically
+    from fedagrac.models import Imports
     from fedagrac.report.pictures import save
     from fedagrac.report.study import plot_study
     from fedagrac.study import FACTORS, measure_rates, problem_of, study
@@ -65,7 +69,7 @@ def theory(
     checked = Experiment.of(apply_settings(read_toml(experiment), settings or []))
     folder = out or Path("runs") / f"{checked.name}-theory-{time.strftime('%Y%m%d-%H%M%S')}"
     check_free(folder)
-    prepared = prepare(checked, data_dir)
+    prepared = prepare(checked, data_dir, Imports(experiment.parent, trust_imports))
     if rates and not problem_of(prepared).is_convex():
         raise InputError("--rates", checked.model.name, "a model linear in its weights: the rates are Theorem 3's")
     notes = Console(stderr=True)

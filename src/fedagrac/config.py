@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 
 from fedagrac.algorithms import Algorithm, algorithm, options_of
 from fedagrac.data import DATASETS, IID, Dirichlet, Federation, Partition, Resample, Shards
-from fedagrac.errors import InputError, fraction, nearest, one_of, unknown
+from fedagrac.errors import InputError, fraction, nearest, one_of, positive, unknown
 from fedagrac.guard import Guard
 from fedagrac.heterogeneity import (
     Clock,
@@ -37,6 +37,7 @@ from fedagrac.heterogeneity import (
     StepSchedule,
     Uniform,
 )
+from fedagrac.parsing import DEEPEST, ParseError, parse_toml
 from fedagrac.schedule import Piecewise
 from fedagrac.simulation import Stop
 
@@ -67,6 +68,9 @@ STEPS: dict[str, type[StepSchedule]] = {
     "devices": Devices,
 }
 
+LARGEST_FILE = 2**22
+"""Bytes of an experiment file: room for the step counts of a million client-rounds written out."""
+
 Number = StrictInt | StrictFloat
 T = TypeVar("T")
 
@@ -88,14 +92,18 @@ class DataSettings(_Table):
 
     def build(self, seed: int, data_dir: str | Path | None = None) -> Federation:
         """Load the data and split them."""
+        partition = self.build_partition()
         with section("data"):
             one_of("name", self.name, DATASETS)
-            partition = None
-            if self.partition is not None:
-                with section("partition"):
-                    partition = _from_table("", self.partition, PARTITIONS)
             options = {k: v for k, v in (("alpha", self.alpha), ("beta", self.beta)) if v is not None}
             return Federation.load(self.name, self.clients, partition, seed, data_dir, **options)
+
+    def build_partition(self) -> Partition | None:
+        """Make the partition, or None for the data set's own."""
+        if self.partition is None:
+            return None
+        with section("data"), section("partition"):
+            return _from_table("", self.partition, PARTITIONS)
 
 
 class ModelSettings(_Table):
@@ -206,6 +214,7 @@ class Experiment(_Table):
 
     def check(self) -> None:
         """Build everything that can be built without data, so that what is wrong is said now."""
+        self.data.build_partition()
         self.build_steps()
         self.build_stop()
         self.build_clock()
@@ -219,7 +228,7 @@ class Experiment(_Table):
                 lr = entry.lr if entry.lr is not None else self.lr
                 if lr is None:
                     raise InputError("lr", None, "a number above 0, here or for all algorithms at the top level")
-                entry.build(float(lr))
+                entry.build(positive("lr", lr))
                 if entry.folder in seen:
                     accepted = 'another label: an earlier algorithm has this folder (set label = "...")'
                     raise InputError("label", entry.label or entry.name, accepted)
@@ -274,12 +283,16 @@ def default_table() -> dict[str, Any]:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file; what is wrong with it is said in one sentence."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise InputError("experiment file", str(path), f"a file of at most {LARGEST_FILE} bytes")
+        return parse_toml(content.decode("utf-8"))
     except FileNotFoundError:
         raise InputError("experiment file", str(path), "a file that exists") from None
     except IsADirectoryError:
         raise InputError("experiment file", str(path), "a TOML file, not a folder") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ParseError, UnicodeDecodeError) as error:
         raise InputError("experiment file", str(path), f"valid TOML: {error}") from None
 
 
@@ -300,6 +313,8 @@ def apply_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise InputError("--set", setting, "key=value, such as rounds=50 or data.clients=10")
+        if len(parts) > DEEPEST or not _is_text(setting):
+            raise InputError("--set", setting, f"text, with at most {DEEPEST} parts in its key")
         for target in _targets(result, parts, setting):
             target[parts[-1]] = _value(text.strip())
     return result
@@ -309,10 +324,12 @@ def _targets(table: dict[str, Any], parts: list[str], setting: str) -> list[dict
     """Return the tables in which the last of the parts is set."""
     if parts[0] == "algorithm" and len(parts) > 1:
         entries: list[dict[str, Any]] = table.get("algorithm", [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise InputError("--set", setting, "an experiment with algorithms: its algorithm is not [[algorithm]]")
         if len(parts) == 2:
             return entries
-        if parts[1].isdigit():
-            chosen = entries[int(parts[1]) : int(parts[1]) + 1]
+        if parts[1].isdecimal():
+            chosen = [entry for i, entry in enumerate(entries) if str(i) == parts[1]]
         else:
             chosen = [entry for entry in entries if parts[1] in (entry.get("name"), entry.get("label"))]
         names = [str(entry.get("label", entry.get("name"))) for entry in entries]
@@ -334,9 +351,18 @@ def _descend(table: dict[str, Any], parts: list[str], setting: str) -> dict[str,
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ParseError:
         return text
+
+
+def _is_text(argument: str) -> bool:
+    """Say whether an argument can be written down: bytes that are not UTF-8 arrive as halves of characters."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

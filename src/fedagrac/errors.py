@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["FedagracError", "InputError"]
+__all__ = ["MOST_CLIENTS", "FedagracError", "InputError"]
+
+MOST_CLIENTS = 10_000_000
+"""More clients than fit: a number in a file decides how much memory is asked for, so it has a limit."""
 
 
 class FedagracError(Exception):
@@ -33,15 +36,26 @@ class InputError(FedagracError, ValueError):
 
     def __init__(self, field: str, value: Any, accepted: str) -> None:
         self.field, self.value, self.accepted = field, value, accepted
-        shown = repr(value)
-        if len(shown) > 120:
-            shown = shown[:117] + "..."
-        super().__init__(f"{field} = {shown}: expected {accepted}")
+        super().__init__(f"{field} = {shown(value)}: expected {accepted}")
+
+
+def shown(value: Any) -> str:
+    """Return a value as it stands in messages: in a few words, whatever it is.
+
+    Examples:
+        >>> shown("a"), shown(16**9999)
+        ("'a'", 'an int that is too large to show')
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"an {type(value).__name__} that is too large to show"
+    return text if len(text) <= 120 else text[:117] + "..."
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return a hint such as "; did you mean 'fedavg'?", or an empty string."""
-    match = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5) if isinstance(name, str) else []
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
@@ -62,9 +76,13 @@ def one_of(field: str, value: Any, known: Iterable[str]) -> str:
 
 
 def _number(field: str, value: Any, accepted: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
+    except OverflowError:  # an integer beyond every float
+        number = math.inf
+    if not math.isfinite(number):
         raise InputError(field, value, accepted)
-    return float(value)
+    return number
 
 
 def positive(field: str, value: Any, above: float = 0) -> float:
@@ -94,11 +112,14 @@ def fraction(field: str, value: Any) -> float:
     return number
 
 
-def count(field: str, value: Any, least: int = 1) -> int:
-    """Check for an integer of at least `least`."""
+def count(field: str, value: Any, least: int = 1, most: int = 2**63 - 1) -> int:
+    """Check for an integer of at least `least` and, where a limit matters, at most `most`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise InputError(field, value, f"an integer of at least {least}")
-    return int(value)
+    number = int(value)
+    if number > most:
+        raise InputError(field, value, f"an integer of at most {most}")
+    return number
 
 
 def flag(field: str, value: Any) -> bool:

@@ -19,7 +19,7 @@ from fedagrac.config import Experiment, build_guard, read_toml, section
 from fedagrac.data.describe import describe
 from fedagrac.engines import Ranks, Workload, current_ranks
 from fedagrac.engines.base import SMALL
-from fedagrac.errors import InputError
+from fedagrac.errors import InputError, count
 from fedagrac.folders import claimed, is_leftover, remove_leftovers, write_atomically
 from fedagrac.heterogeneity import Devices
 from fedagrac.models.vector import VectorModel
@@ -36,6 +36,12 @@ if TYPE_CHECKING:
     from fedagrac.simulation import Run
 
 __all__ = ["Entry", "Prepared", "check_free", "check_same", "prepare", "run_experiment"]
+
+LARGEST_BATCH = 10_000
+"""Samples that a batch may have even where there are fewer in all."""
+
+MOST_DRAWN = 2**28
+"""Samples that a client may draw in a round: they are drawn at once, 2 GiB of sample numbers at this size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +64,7 @@ class Prepared:
     module: nn.Module
     entries: tuple[Entry, ...]
     steps: StepSchedule
+    imports: models.Imports
 
     def described(self) -> dict[str, Any]:
         """Return the whole experiment with every default written out."""
@@ -86,23 +93,39 @@ class Prepared:
         }
 
 
-def prepare(experiment: Experiment, data_dir: str | Path | None = None) -> Prepared:
+def prepare(
+    experiment: Experiment, data_dir: str | Path | None = None, imports: models.Imports | None = None
+) -> Prepared:
     """Load the data, build the model and the algorithms; what is wrong with any of them is said now.
+
+    Args:
+        experiment: what to prepare.
+        data_dir: where to look for data files first.
+        imports: which import paths model.name may be; by default those of files in the current folder.
 
     Examples:
         >>> prepared = prepare(Experiment.default())
         >>> prepared.federation.num_clients, len(prepared.entries)
         (20, 9)
     """
-    federation = experiment.data.build(experiment.seed, data_dir)
+    imports = imports or models.Imports()
     with section("model"):
-        module = _build_model(experiment, federation)
+        if ":" in experiment.model.name:
+            imports.check(experiment.model.name)
+    federation = experiment.data.build(experiment.seed, data_dir)
+    batch = _batch_size(experiment) or int(federation.sizes.max())
+    count("data.batch_size", batch, most=max(len(federation.inputs), LARGEST_BATCH))
+    with section("model"):
+        module = _build_model(experiment, federation, imports)
     module = module.to(getattr(torch, experiment.dtype))
     steps = experiment.build_steps()
     steps.check(federation.num_clients, experiment.rounds)
     if isinstance(steps, Devices) and steps.needs_flops:
         steps = steps.with_flops(_step_flops(experiment, federation, module))
     K = steps.counts(0, federation.num_clients, experiment.seed)
+    if int(K.max()) * batch > MOST_DRAWN:
+        accepted = f"at most {MOST_DRAWN // batch} local steps with batches of {batch} samples"
+        raise InputError("steps", f"{K.max()} steps", accepted)
     entries = []
     resolved = experiment.resolved()
     for index, settings in enumerate(experiment.algorithm):
@@ -116,7 +139,7 @@ def prepare(experiment: Experiment, data_dir: str | Path | None = None) -> Prepa
         label = settings.label or algorithm.name
         table = {**resolved, "algorithm": [{**resolved["algorithm"][index], "lr": float(lr), "label": label}]}
         entries.append(Entry(label, settings.folder, algorithm, note, table))
-    return Prepared(experiment, federation, module, tuple(entries), steps)
+    return Prepared(experiment, federation, module, tuple(entries), steps, imports)
 
 
 def _batch_size(experiment: Experiment) -> int | None:
@@ -130,13 +153,17 @@ def _step_flops(experiment: Experiment, federation: Federation, module: nn.Modul
     return Workload.of(model, federation, None, _batch_size(experiment), *settings).step_flops()
 
 
-def _build_model(experiment: Experiment, federation: Federation) -> nn.Module:
+def _build_model(experiment: Experiment, federation: Federation, imports: models.Imports) -> nn.Module:
     sizes = experiment.model.sizes
     if experiment.model.name == "logistic":
-        sizes.setdefault("features", federation.inputs[0].numel())
+        features = federation.inputs[0].numel()
+        if sizes.setdefault("features", features) != features:  # before a layer of any size is made
+            raise InputError("features", sizes["features"], f"{features}, the numbers of a sample of the data")
     if experiment.model.name in models.REGISTRY:
         sizes.setdefault("classes", max(2, federation.num_classes or 2))
     with first_weights(experiment.seed):
+        if ":" in experiment.model.name:
+            return imports.build(experiment.model.name, sizes)
         return models.build(experiment.model.name, **sizes)
 
 

@@ -18,7 +18,7 @@ import torch
 from fedagrac.algorithms import Algorithm
 from fedagrac.algorithms.base import Cost, Rows, State
 from fedagrac.callbacks.base import Callback
-from fedagrac.checkpoints import Checkpoint, CheckpointError
+from fedagrac.checkpoints import Checkpoint, CheckpointError, check_fits
 from fedagrac.clients import ClientTable
 from fedagrac.cohort import Cohort, GradientService, Population
 from fedagrac.data.batches import Sampling, epoch_steps
@@ -165,6 +165,11 @@ class Run:
             raise InputError("resume", f"round {checkpoint.round}", f"a checkpoint before round {self.rounds}")
         if checkpoint.table.num_clients != len(everyone) or len(checkpoint.history) != checkpoint.round:
             raise CheckpointError("the checkpoint is of another experiment, or comes without its history")
+        check_fits(checkpoint, self.algorithm, self.state["x"])
+        past = [checkpoint.facts.get("sim_time"), checkpoint.facts.get("bytes_total")]
+        past += [record.get("wall_time") for record in checkpoint.history[-1:]]
+        if not all(isinstance(value, int | float) and math.isfinite(value) for value in past):
+            raise CheckpointError("the checkpoint or its history does not say how far the run had come")
         self.state = {name: vector.to(device) for name, vector in checkpoint.state.items()}
         self.table = checkpoint.table.of(self.ranks.own(everyone), self.table.folder)
         self.history = History(checkpoint.history)
@@ -657,6 +662,8 @@ def _device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise InputError("device", name, 'a device such as "auto", "cpu" or "cuda"') from error
+    if device.type not in ("cpu", "cuda"):
+        raise InputError("device", str(name), '"auto", "cpu" or "cuda"')
     if device.type == "cuda":
         usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= usable:

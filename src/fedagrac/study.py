@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from fedagrac.algorithms import Algorithm, FedaGrac
-from fedagrac.config import Experiment
 from fedagrac.data.batches import epoch_steps
 from fedagrac.errors import InputError
 from fedagrac.experiment import Prepared, prepare
@@ -252,7 +251,7 @@ def measure_rates(
     if found.mu is None:
         raise InputError("model", e.model.name, "a convex problem: the rates are those of Theorem 3")
     clients = prepared.federation.num_clients
-    several = [_with_clients(e, max(2, round(clients * factor)), data_dir) for factor in FACTORS[:-1]]
+    several = [_with_clients(prepared, max(2, round(clients * factor)), data_dir) for factor in FACTORS[:-1]]
     problems = [problem_of(one) for one in several]
     fewer = [_Part(one, own, constants(own)) for one, own in zip(several, problems, strict=True)]
     parts: dict[str, list[_Part]] = {
@@ -276,10 +275,11 @@ def measure_rates(
     return tuple(rates)
 
 
-def _with_clients(experiment: Experiment, clients: int, data_dir: str | Path | None) -> Prepared:
+def _with_clients(prepared: Prepared, clients: int, data_dir: str | Path | None) -> Prepared:
     """Return the experiment with another number of clients."""
+    experiment = prepared.experiment
     data = experiment.data.model_copy(update={"clients": clients})
-    return prepare(experiment.model_copy(update={"data": data}), data_dir)
+    return prepare(experiment.model_copy(update={"data": data}), data_dir, prepared.imports)
 
 
 @dataclass(frozen=True, eq=False)

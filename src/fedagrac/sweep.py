@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import itertools
 import statistics
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,12 @@ from fedagrac.algorithms import options_of
 from fedagrac.config import Experiment
 from fedagrac.errors import InputError, nearest, one_of
 from fedagrac.experiment import check_free, prepare, run_experiment
+from fedagrac.parsing import ParseError, parse_toml
 from fedagrac.results import over_seeds
 
 if TYPE_CHECKING:
     from fedagrac.callbacks.progress import Progress
+    from fedagrac.models import Imports
 
 __all__ = ["Axis", "By", "Choice", "Point", "Sweep", "best_choices", "choices_of", "read_axes", "run_sweep"]
 
@@ -99,8 +100,8 @@ def _options(entry: Mapping[str, Any]) -> list[str]:
 def _values(text: str, values: str) -> list[Any]:
     """Return values separated by commas: TOML, or else plain words."""
     try:
-        found = list(tomllib.loads(f"values = [{values}]")["values"])
-    except tomllib.TOMLDecodeError:
+        found = list(parse_toml(f"values = [{values}]")["values"])
+    except ParseError:
         found = [word.strip() for word in values.split(",")]
     if not found or "" in found or len({repr(value) for value in found}) < len(found):
         raise InputError("--grid", text, "different values, separated by commas")
@@ -148,13 +149,17 @@ class Sweep:
 
 
 def run_sweep(
-    sweep: Sweep, out: Path, data_dir: Path | None = None, progress: Progress | None = None
+    sweep: Sweep,
+    out: Path,
+    data_dir: Path | None = None,
+    progress: Progress | None = None,
+    imports: Imports | None = None,
 ) -> dict[str, list[Path]]:
     """Run every point with every seed; return the run folders of each point, by its label."""
     check_free(out)
     folders: dict[str, list[Path]] = {point.label: [] for point in sweep.points}
     for experiment in sweep.experiments:
-        prepared = prepare(experiment, data_dir)
+        prepared = prepare(experiment, data_dir, imports)
         found = run_experiment(prepared, out / f"seed-{experiment.seed}", progress, side_by_side=True)
         for point, folder in zip(sweep.points, found, strict=True):
             folders[point.label].append(folder)

@@ -16,7 +16,7 @@ from fedagrac.data.files import ready
 from fedagrac.data.images import Images
 from fedagrac.data.partition import IID, Partition, Shares, StoredShares
 from fedagrac.data.sources import a9a, cifar10, digits, fashion_mnist, synthetic
-from fedagrac.errors import InputError, count, one_of, unknown
+from fedagrac.errors import MOST_CLIENTS, InputError, count, one_of, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -181,7 +181,7 @@ class Federation:
             Federation('digits', 5 clients, 1437 samples of shape (64,), 287 to 288 each)
         """
         one_of("name", name, DATASETS)
-        count("clients", clients)
+        count("clients", clients, most=MOST_CLIENTS)
         count("seed", seed, least=0)
         allowed = ["alpha", "beta"] if name == "synthetic" else []
         for key, value in options.items():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from fedagrac.errors import InputError, count, flag, positive
+from fedagrac.errors import MOST_CLIENTS, InputError, count, flag, positive
 from fedagrac.streams import Purpose, stream
 
 if TYPE_CHECKING:
@@ -259,11 +259,11 @@ class Resample(Partition):
     size: int
 
     def __post_init__(self) -> None:
-        count("size", self.size)
+        count("size", self.size, most=MOST_CLIENTS)
 
     def split(self, labels: Labels, clients: int, seed: int) -> Shares:
         """Name the draws."""
-        count("clients", clients)
+        count("clients", clients, most=MOST_CLIENTS)
         return DrawnShares(len(labels), clients, self.size, seed)
 
 

@@ -6,6 +6,7 @@ Each source returns a training set and a test set; the libraries it needs are im
 from __future__ import annotations
 
 import gzip
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     Arrays = tuple[npt.NDArray[np.float32] | npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 __all__ = ["Samples", "a9a", "cifar10", "digits", "fashion_mnist", "synthetic"]
+
+MOST_SYNTHETIC = 10_000
+"""Clients of Synthetic, whose samples are all drawn at once: about 200 kB each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +48,7 @@ def a9a(folder: Path) -> Samples:
 
     The test file never mentions feature 123, so the number of features is given, not guessed.
     """
-    from sklearn.datasets import load_svmlight_file
-
-    parts = []
-    for name in ("a9a", "a9a.t"):
-        X, y = load_svmlight_file(str(folder / name), n_features=123, dtype=np.float32)
-        parts.append((np.asarray(X.todense(), np.float32), (y > 0).astype(np.int64)))
-    return Samples(parts[0], parts[1])
+    return Samples(_libsvm(folder / "a9a", 32_561, 123), _libsvm(folder / "a9a.t", 16_281, 123))
 
 
 def fashion_mnist(folder: Path) -> Samples:
@@ -61,8 +59,8 @@ def fashion_mnist(folder: Path) -> Samples:
     parts = []
     for name, samples in (("train", 60_000), ("t10k", 10_000)):
         X = _idx(folder / f"{name}-images-idx3-ubyte.gz", (samples, 28, 28))
-        y = _idx(folder / f"{name}-labels-idx1-ubyte.gz", (samples,))
-        parts.append((X[:, None], y.astype(np.int64)))
+        labels = folder / f"{name}-labels-idx1-ubyte.gz"
+        parts.append((X[:, None], _ten_classes(labels, _idx(labels, (samples,)))))
     return Samples(parts[0], parts[1], images=Images(mean=(0.1307,), std=(0.3081,)))
 
 
@@ -78,27 +76,51 @@ def cifar10(folder: Path) -> Samples:
     return Samples((X, y), _cifar(folder / "cifar-10-batches-bin" / "test_batch.bin"), images=images)
 
 
+def _libsvm(path: Path, samples: int, features: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Read LIBSVM text with so many lines: a line of two bytes becomes a row of `features` numbers."""
+    from sklearn.datasets import load_svmlight_file
+
+    try:
+        X, y = load_svmlight_file(str(path), n_features=features, dtype=np.float32)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise InputError(str(path), "another content", f"LIBSVM text with {features} features ({error})") from None
+    if len(y) != samples:
+        raise InputError(str(path), f"{len(y)} samples", f"{samples} samples")
+    if not np.isfinite(X.data).all() or not np.isfinite(y).all():
+        raise InputError(str(path), "NaN or infinity", "finite numbers")
+    return np.asarray(X.todense(), np.float32), (y > 0).astype(np.int64)
+
+
 def _idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Read bytes in the idx format, whose header must say what is expected: nothing is allocated on its word."""
     expected = bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
     size = int(np.prod(shape))
-    with gzip.open(path, "rb") as file:
-        header = file.read(len(expected))
-        if header != expected:
-            raise InputError(str(path), header.hex(), f"an idx file of {' x '.join(map(str, shape))} bytes")
-        content = file.read(size + 1)
+    try:
+        with gzip.open(path, "rb") as file:
+            header = file.read(len(expected))
+            content = file.read(size + 1) if header == expected else b""
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(str(path), "damaged gzip data", f"an idx file ({error})") from None
+    if header != expected:
+        raise InputError(str(path), header.hex(), f"an idx file of {' x '.join(map(str, shape))} bytes")
     if len(content) != size:
         raise InputError(str(path), f"{len(content)} bytes after the header", f"{size} bytes")
     return np.frombuffer(bytearray(content), np.uint8).reshape(shape)
 
 
-def _cifar(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _cifar(path: Path, pictures: int = 10_000) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Read one batch of CIFAR-10: per picture one label byte and 3 x 32 x 32 bytes."""
     size = path.stat().st_size
-    if size != 10_000 * 3073:
-        raise InputError(str(path), f"{size} bytes", "10,000 records of 3,073 bytes")
-    records = np.fromfile(path, np.uint8).reshape(10_000, 3073)
-    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
+    if size != pictures * 3073:
+        raise InputError(str(path), f"{size} bytes", f"{pictures:,} records of 3,073 bytes")
+    records = np.fromfile(path, np.uint8, pictures * 3073).reshape(pictures, 3073)
+    return records[:, 1:].reshape(-1, 3, 32, 32), _ten_classes(path, records[:, 0])
+
+
+def _ten_classes(path: Path, labels: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    if labels.max() > 9:
+        raise InputError(str(path), f"a label {labels.max()}", "labels from 0 to 9")
+    return labels.astype(np.int64)
 
 
 def digits() -> Samples:
@@ -127,7 +149,7 @@ def synthetic(clients: int, alpha: float = 1.0, beta: float = 1.0, seed: int = 0
     One u_k shifts every weight of a client, hence all its logits alike, and argmax ignores a common shift: alpha
     changes no label. The recipe is kept as published; clients differ because each draws its own W_k.
     """
-    count("clients", clients)
+    count("clients", clients, most=MOST_SYNTHETIC)
     non_negative("alpha", alpha)
     non_negative("beta", beta)
     features, classes = 60, 10

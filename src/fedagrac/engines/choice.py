@@ -23,9 +23,10 @@ import torch
 
 from fedagrac.engines.lanes import LanesEngine
 from fedagrac.engines.serial import SerialEngine
-from fedagrac.errors import InputError
+from fedagrac.errors import InputError, non_negative, one_of, positive
 from fedagrac.folders import cache_folder, make_folder, write_atomically
 from fedagrac.local import Plan
+from fedagrac.parsing import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -268,14 +269,14 @@ def _folder() -> Path | None:
 def _read(path: Path) -> dict[str, Any] | None:
     """Return a measurement; None for what is not one."""
     try:
-        table = json.loads(path.read_text())
-        rows = table["candidates"].items()
-        valid = all(
-            name in CANDIDATES and float(row["us"]) > 0 and float(row["start_s"]) >= 0 for name, row in rows
-        )
+        table = parse_json(path.read_bytes())
+        for name, row in table["candidates"].items():
+            one_of("candidate", name, CANDIDATES)
+            positive("us", row["us"])
+            non_negative("start_s", row["start_s"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return table if valid else None
+    return dict(table)
 
 
 def processor() -> str:

@@ -23,7 +23,7 @@ from fedagrac.callbacks.run_folder import (
     write_end,
     write_history,
 )
-from fedagrac.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from fedagrac.checkpoints import Checkpoint, CheckpointError, check_fits, read_checkpoint, write_checkpoint
 from fedagrac.clients import ClientTable
 from fedagrac.cohort import Cohort, Population
 from fedagrac.data.batches import epoch_steps
@@ -35,7 +35,7 @@ from fedagrac.evaluation import evaluate
 from fedagrac.flower.extra import require_flower
 from fedagrac.flower.link import Link, RemoteGradients
 from fedagrac.flower.rounds import Round, needs_steps_first
-from fedagrac.flower.wire import fingerprint
+from fedagrac.flower.wire import BadReplyError, Parcel, fingerprint
 from fedagrac.folders import claimed
 from fedagrac.models.vector import VectorModel
 from fedagrac.results import History
@@ -193,13 +193,16 @@ class FlowerRun:
 
     def resume(self, stored: Checkpoint, known: dict[str, Any]) -> None:
         """Go on where a run of the same settings was cut off."""
-        kept = stored.facts.get("identity", {})
+        kept = stored.facts.get("identity")
+        kept = kept if isinstance(kept, dict) else {}
         for key in dict.fromkeys([*known, *kept]):  # a guard may have come or gone
             before = kept.get(key)
             if before != known.get(key):
                 raise InputError(
                     "out", str(self.folder), f"another folder: it holds a run with {key} = {before!r}"
                 )
+        _check_facts(stored, self.settings.clients)
+        check_fits(stored, self.algorithm, self.model.initial())
         self.history = History(stored.history)
         write_history(self.folder, self.history)
         self.state, self.table = stored.state, stored.table
@@ -311,3 +314,18 @@ class FlowerRun:
         told = status, reason, len(self.history), divergence
         write_end(self.folder, self.model.views(self.state["x"]), *told)
         log.info("%s: %s; written to %s", status, reason, self.folder.absolute())
+
+
+def _check_facts(stored: Checkpoint, clients: int) -> None:
+    """Check what a checkpoint says besides its vectors: samples of each client, bytes and seconds so far."""
+    facts = Parcel(stored.facts)
+    sizes = stored.facts.get("sizes")
+    try:
+        facts.integer("bytes", 0, 2**62)
+        facts.number("seconds")
+        if stored.table.num_clients != clients or not isinstance(sizes, list) or len(sizes) != clients:
+            raise BadReplyError(f"it is not of {clients} clients")
+        for size in sizes:
+            Parcel({"samples": size}).integer("samples", 1, 2**62)
+    except BadReplyError as error:
+        raise CheckpointError(f"the checkpoint cannot be used: {error}") from None

@@ -5,7 +5,6 @@ Flower hands them over as one flat table of dotted keys to the server and to eve
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -15,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, StrictFloat, StrictInt, StrictStr, V
 from fedagrac.algorithms import Algorithm
 from fedagrac.config import STEPS, AlgorithmSettings, build_guard, build_kind, section
 from fedagrac.engines import ENGINES
-from fedagrac.errors import InputError, count, non_negative, one_of, positive, unknown
+from fedagrac.errors import MOST_CLIENTS, InputError, count, non_negative, one_of, positive, unknown
 from fedagrac.heterogeneity import StepSchedule
+from fedagrac.parsing import parse_json
 
 __all__ = ["ClientSteps", "Settings", "partition_of"]
 
@@ -100,7 +100,8 @@ class Settings(_Table):
 
     def check(self) -> None:
         """Build what can be built, so that what is wrong is said now."""
-        for field in ("clients", "rounds", "eval_every", "attempts", "min_clients"):
+        count("clients", self.clients, most=MOST_CLIENTS)
+        for field in ("rounds", "eval_every", "attempts", "min_clients"):
             count(field, getattr(self, field))
         count("seed", self.seed, least=0)
         if self.batch_size != "full":
@@ -125,7 +126,7 @@ class Settings(_Table):
         with section("algorithm"):
             if self.algorithm.lr is None:
                 raise InputError("lr", None, "the local step size, a number above 0")
-            return self.algorithm.build(float(self.algorithm.lr))
+            return self.algorithm.build(positive("lr", self.algorithm.lr))
 
     def build_steps(self) -> StepSchedule | ClientSteps:
         """Make the step schedule of the server, or the rule by which clients choose."""
@@ -134,7 +135,12 @@ class Settings(_Table):
                 for key, value in self.steps.items():
                     if key not in ClientSteps.model_fields:
                         raise unknown(key, value, ClientSteps.model_fields)
-                return ClientSteps(**self.steps)
+                try:
+                    return ClientSteps(**self.steps)
+                except ValidationError as error:
+                    first = error.errors()[0]
+                    accepted = first["msg"].removeprefix("Input should be ")
+                    raise InputError(str(first["loc"][0]), first["input"], accepted) from None
             one_of("kind", self.steps.get("kind"), ["client", *PLANNED])
             return build_kind(self.steps, PLANNED)
 
@@ -180,10 +186,12 @@ def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
         *parents, last = key.split(".")
         for parent in parents:
             table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise InputError(key, value, f"a key inside a table: {parent} is a value")
         table[last] = value
         if isinstance(value, str) and value.startswith(("[", "{")):
             try:
-                table[last] = json.loads(value)
+                table[last] = parse_json(value)
             except ValueError as error:
                 raise InputError(key, value, f"JSON after [ or {{: {error}") from None
     return nested

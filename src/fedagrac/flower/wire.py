@@ -6,6 +6,7 @@ Everything that arrives is checked here before anything is computed with it.
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 
-from fedagrac.errors import FedagracError
+from fedagrac.errors import FedagracError, shown
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -77,14 +79,14 @@ class Parcel:
         value = self.facts.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             wanted = f"{least}" if least == most else f"an integer from {least} to {most}"
-            raise BadReplyError(f"{name} = {value!r}, expected {wanted}")
+            raise BadReplyError(f"{name} = {shown(value)}, expected {wanted}")
         return value
 
     def number(self, name: str) -> float:
         """Return a finite number."""
         value = self.facts.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise BadReplyError(f"{name} = {value!r}, expected a finite number")
+            raise BadReplyError(f"{name} = {shown(value)}, expected a finite number")
         return float(value)
 
 
@@ -112,8 +114,27 @@ def unpack(content: RecordDict) -> Parcel:
     """Return Flower's records as a parcel; what cannot be read is a bad reply."""
     try:
         facts = dict(content.config_records[FACTS])
-        arrays = {name: array.numpy() for name, array in content.array_records[VECTORS].items()}
-        vectors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
+        vectors = {name: _vector(array.data) for name, array in content.array_records[VECTORS].items()}
     except Exception as error:  # the sender decides what is in there
-        raise BadReplyError(f"its content cannot be read ({type(error).__name__}: {error})") from error
+        said = shown(str(error))
+        raise BadReplyError(f"its content cannot be read ({type(error).__name__}: {said})") from error
     return Parcel(facts, vectors)
+
+
+def _vector(data: bytes) -> Tensor:
+    """Return the vector in the bytes of a .npy file.
+
+    numpy.load makes an array as large as the header says before it looks for the numbers; here the header must fit
+    the bytes that came. Pickled objects are not numbers and are refused by their type.
+    """
+    file = io.BytesIO(data)
+    header = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}.get(read_magic(file))
+    if header is None:
+        raise ValueError("another version of .npy")
+    shape, _, dtype = header(file)
+    if dtype.kind not in "biuf":
+        raise ValueError(f"{shown(dtype)} is no type of numbers")
+    came = len(data) - file.tell()
+    if came != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{came} bytes for an array of shape {shown(shape)}")
+    return torch.from_numpy(np.frombuffer(data, dtype, offset=file.tell()).reshape(shape).copy())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedagrac.errors import InputError
+from fedagrac.errors import InputError, non_negative
 from fedagrac.heterogeneity.devices import DeviceProfile, Devices, step_times
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Clock:
 
     def __post_init__(self) -> None:
         given: Any = self.devices
+        non_negative("clock.jitter", self.jitter)
         if isinstance(given, DeviceProfile):
             return
         if not isinstance(given, Sequence) or not all(isinstance(p, DeviceProfile) for p in given):

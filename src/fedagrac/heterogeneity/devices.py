@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedagrac.errors import InputError, count, fraction, non_negative, one_of, positive, unknown
-from fedagrac.heterogeneity.steps import StepSchedule
+from fedagrac.errors import MOST_CLIENTS, InputError, count, fraction, non_negative, one_of, positive, unknown
+from fedagrac.heterogeneity.steps import StepSchedule, whole_steps
 from fedagrac.streams import Purpose, stream
 
 if TYPE_CHECKING:
@@ -136,7 +136,10 @@ class Devices(StepSchedule):
     def __post_init__(self) -> None:
         given: Any = self.profiles
         if isinstance(given, Mapping):
-            given = [name for name, many in given.items() for _ in range(count(f"profiles.{name}", many))]
+            most = MOST_CLIENTS // max(1, len(given))
+            given = [
+                name for name, many in given.items() for _ in range(count(f"profiles.{name}", many, most=most))
+            ]
         if isinstance(given, str | DeviceProfile) or not isinstance(given, Sequence) or not given:
             raise InputError("profiles", given, "a list with one device profile, or name of one, per client")
         object.__setattr__(self, "profiles", tuple(_profile(f"profiles[{i}]", p) for i, p in enumerate(given)))
@@ -175,10 +178,11 @@ class Devices(StepSchedule):
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
         """K_i = max(1, floor(utilization_i * deadline / step time_i))."""
-        times = step_times(self.resolved, self.step_flops, self.jitter, round, seed)
         budget = np.asarray(self.utilization) * self.deadline
-        # the relative slack undoes rounding: 1.2 / 0.01 is 119.99999999999999 in floats
-        return np.maximum(1, np.floor(budget / times * (1 + 1e-12))).astype(np.int64)
+        with np.errstate(all="ignore"):  # a device too fast for a float is refused below
+            times = step_times(self.resolved, self.step_flops, self.jitter, round, seed)
+            # the relative slack undoes rounding: 1.2 / 0.01 is 119.99999999999999 in floats
+            return whole_steps("deadline", self.deadline, np.floor(budget / times * (1 + 1e-12)))
 
 
 def _profile(field: str, given: Any) -> DeviceProfile:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fedagrac.errors import InputError, count, one_of
+from fedagrac.errors import MOST_CLIENTS, InputError, count, one_of
 from fedagrac.streams import Purpose, stream
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Participation:
 
     def __post_init__(self) -> None:
         if isinstance(self.size, numbers.Integral):
-            count("participation", self.size)
+            count("participation", self.size, most=MOST_CLIENTS)
         elif not isinstance(self.size, float) or not 0 < self.size <= 1:
             raise InputError(
                 "participation", self.size, "a number of clients (an integer) or a fraction in (0, 1]"

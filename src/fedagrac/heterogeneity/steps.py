@@ -23,6 +23,9 @@ __all__ = ["Constant", "Explicit", "Extreme", "Gaussian", "Linear", "StepSchedul
 
 Mode = Literal["fixed", "random"]
 
+MOST_STEPS = 10_000_000
+"""More steps than any client does in a round; a round's batches are drawn at once, so K has a limit."""
+
 
 @dataclass(frozen=True)
 class StepSchedule(ABC):
@@ -34,6 +37,13 @@ class StepSchedule(ABC):
 
     def check(self, clients: int, rounds: int) -> None:  # noqa: B027  # most fit any federation
         """Check that the schedule fits the federation and the run."""
+
+
+def whole_steps(field: str, value: object, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Return computed step counts as integers of at least 1; the setting is at fault where they are too many."""
+    if not (draws <= MOST_STEPS).all():
+        raise InputError(field, value, f"a value that gives no client more than {MOST_STEPS} steps in a round")
+    return np.maximum(draws, 1).astype(np.int64)
 
 
 def _generator(mode: Mode, round: int, seed: int) -> np.random.Generator:
@@ -53,7 +63,7 @@ class Constant(StepSchedule):
     steps: int
 
     def __post_init__(self) -> None:
-        count("steps", self.steps)
+        count("steps", self.steps, most=MOST_STEPS)
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
         """K_i = steps."""
@@ -85,7 +95,7 @@ class Gaussian(StepSchedule):
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
         """K_i = max(1, nearest integer to a normal draw)."""
         draws = _generator(self.mode, round, seed).normal(self.mean, np.sqrt(self.variance), clients)
-        return np.maximum(np.rint(draws), 1).astype(np.int64)
+        return whole_steps("variance", self.variance, np.rint(draws))
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ class Uniform(StepSchedule):
 
     def __post_init__(self) -> None:
         count("lo", self.lo)
-        count("hi", self.hi)
+        count("hi", self.hi, most=MOST_STEPS)
         if self.hi < self.lo:
             raise InputError("hi", self.hi, f"an integer of at least lo = {self.lo}")
         one_of("mode", self.mode, ["fixed", "random"])
@@ -126,8 +136,15 @@ class Linear(StepSchedule):
     increment: int
 
     def __post_init__(self) -> None:
-        count("first", self.first)
-        count("increment", self.increment, least=0)
+        count("first", self.first, most=MOST_STEPS)
+        count("increment", self.increment, least=0, most=MOST_STEPS)
+
+    def check(self, clients: int, rounds: int) -> None:
+        """The last client's steps are the most."""
+        last = self.first + self.increment * (clients - 1)
+        if last > MOST_STEPS:
+            accepted = f"an increment with which the last of {clients} clients has at most {MOST_STEPS} steps"
+            raise InputError("increment", self.increment, accepted)
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
         """K_i = first + increment * i."""
@@ -147,8 +164,8 @@ class Extreme(StepSchedule):
     fast: int
 
     def __post_init__(self) -> None:
-        count("slow", self.slow)
-        count("fast", self.fast)
+        count("slow", self.slow, most=MOST_STEPS)
+        count("fast", self.fast, most=MOST_STEPS)
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
         """Slow, ..., slow, fast."""
@@ -176,8 +193,12 @@ class Explicit(StepSchedule):
             raise InputError("Explicit", rows, "rows of step counts, K[t][i]")
         if not isinstance(rows[0], Sequence | np.ndarray):
             rows = [rows]
+        for t, row in enumerate(rows):
+            if not isinstance(row, Sequence | np.ndarray):
+                raise InputError(f"Explicit[{t}]", row, "a row of step counts, one for each client")
         table = tuple(
-            tuple(count(f"Explicit[{t}][{i}]", k) for i, k in enumerate(row)) for t, row in enumerate(rows)
+            tuple(count(f"Explicit[{t}][{i}]", k, most=MOST_STEPS) for i, k in enumerate(row))
+            for t, row in enumerate(rows)
         )
         object.__setattr__(self, "table", table)
 

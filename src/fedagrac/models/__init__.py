@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedagrac.errors import InputError, count, one_of, unknown
-from fedagrac.models.networks import alexnet, cnn, vgg19
+from fedagrac.errors import count, one_of, unknown
+from fedagrac.models.imports import Imports
+from fedagrac.models.networks import MOST_CLASSES, alexnet, cnn, vgg19
 from fedagrac.models.vector import VectorModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["REGISTRY", "VectorModel", "alexnet", "build", "cnn", "logistic", "vgg19"]
+__all__ = ["REGISTRY", "Imports", "VectorModel", "alexnet", "build", "cnn", "logistic", "vgg19"]
 
 
 def logistic(features: int = 123, classes: int = 2) -> nn.Module:
@@ -30,7 +28,7 @@ def logistic(features: int = 123, classes: int = 2) -> nn.Module:
         650
     """
     count("features", features)
-    count("classes", classes, least=2)
+    count("classes", classes, least=2, most=MOST_CLASSES)
     linear = nn.Linear(features, classes)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -49,6 +47,8 @@ REGISTRY: dict[str, Callable[..., nn.Module]] = {
 def build(name: str, **sizes: Any) -> nn.Module:
     """Build a model by name, sizes defaulting to the paper's data set; or one of yours, as "module:factory".
 
+    An import path runs the code that it names; one that stands in a file is followed by `Imports`.
+
     Examples:
         >>> build("logistic", features=4, classes=3)[1]
         Linear(in_features=4, out_features=3, bias=True)
@@ -56,32 +56,10 @@ def build(name: str, **sizes: Any) -> nn.Module:
         Linear(in_features=2, out_features=3, bias=True)
     """
     if isinstance(name, str) and ":" in name:
-        return _imported(name, sizes)
+        return Imports(trusted=True).build(name, sizes)
     factory = REGISTRY[one_of("name", name, REGISTRY)]
     accepted = list(inspect.signature(factory).parameters)
     for key, value in sizes.items():
         if key not in accepted:
             raise unknown(f"{name}.{key}", value, accepted)
     return factory(**sizes)
-
-
-def _imported(path: str, sizes: dict[str, Any]) -> nn.Module:
-    """Call the factory that an import path names; the current folder is searched too."""
-    module_name, _, factory_name = path.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        factory = getattr(importlib.import_module(module_name), factory_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError("name", path, f"module:factory that can be imported ({error})") from error
-    finally:
-        sys.path.remove(here)
-    try:
-        model = factory(**sizes)
-    except TypeError as error:
-        raise InputError(
-            "name", path, f"a factory that takes {', '.join(sizes) or 'nothing'} ({error})"
-        ) from error
-    if not isinstance(model, nn.Module):
-        raise InputError("name", path, f"a factory of torch.nn.Module; it returned {type(model).__name__}")
-    return model

@@ -6,7 +6,10 @@ from torch import nn
 
 from fedagrac.errors import count
 
-__all__ = ["alexnet", "cnn", "vgg19"]
+__all__ = ["MOST_CLASSES", "alexnet", "cnn", "vgg19"]
+
+MOST_CLASSES = 100_000
+"""Outputs of a built-in model: an experiment file names the number, and the last layer is made that wide."""
 
 
 def cnn(classes: int = 10) -> nn.Module:
@@ -16,7 +19,7 @@ def cnn(classes: int = 10) -> nn.Module:
         >>> sum(p.numel() for p in cnn().parameters())
         21840
     """
-    count("classes", classes, least=2)
+    count("classes", classes, least=2, most=MOST_CLASSES)
     return nn.Sequential(
         nn.Conv2d(1, 10, kernel_size=5),
         nn.ReLU(),
@@ -40,7 +43,7 @@ def alexnet(classes: int = 10) -> nn.Module:
         >>> sum(p.numel() for p in alexnet().parameters())
         7212874
     """
-    count("classes", classes, least=2)
+    count("classes", classes, least=2, most=MOST_CLASSES)
     return nn.Sequential(
         nn.Conv2d(3, 64, kernel_size=11, stride=4, padding=5),
         nn.ReLU(),
@@ -73,7 +76,7 @@ def vgg19(classes: int = 10) -> nn.Module:
         >>> sum(p.numel() for p in vgg19().parameters())
         20554826
     """
-    count("classes", classes, least=2)
+    count("classes", classes, least=2, most=MOST_CLASSES)
     layers: list[nn.Module] = []
     channels = 3
     for width, convolutions in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedagrac.folders import make_folder, write_atomically
+from fedagrac.parsing import parse_json
 
 __all__ = ["Cell", "Record", "Records"]
 
@@ -72,8 +73,9 @@ class Records:
     def get(self, recipe: str, cell: Cell) -> Record | None:
         """Return the record of a cell, or None where there is none or the file is damaged."""
         try:
-            table = json.loads(self.path(recipe, cell).read_text())
-            return Record(table["cell"], table["settings"], table["outcome"], table["environment"])
+            table = parse_json(self.path(recipe, cell).read_bytes())
+            parts = [table["settings"], table["outcome"], table["environment"]]
+            return Record(str(table["cell"]), *parts) if all(isinstance(part, dict) for part in parts) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, Val
 
 from fedagrac.data.describe import Description
 from fedagrac.errors import InputError
+from fedagrac.parsing import parse_json, parse_toml
 from fedagrac.results import History
 
 __all__ = ["StoredRun", "find_runs", "read_run"]
@@ -115,18 +114,18 @@ class StoredRun:
 def read_run(folder: str | Path) -> StoredRun:
     """Read a run folder; a run without status.json is still running or was cut off."""
     folder = Path(folder)
-    experiment = _read(folder / "experiment.toml", tomllib.loads, _Experiment)
+    experiment = _read(folder / "experiment.toml", parse_toml, _Experiment)
     status, cut_off = {"status": "unfinished", "reason": "no status.json: cut off, or still running"}, True
     if (folder / "status.json").exists():
-        status, cut_off = _read(folder / "status.json", json.loads, _Status), False
+        status, cut_off = _read(folder / "status.json", parse_json, _Status), False
     environment = {}
     if (folder / "environment.json").exists():
-        environment = _read(folder / "environment.json", json.loads, dict[str, Any])
+        environment = _read(folder / "environment.json", parse_json, dict[str, Any])
     history = _read(folder / "history.jsonl", lambda text: _rounds(text, cut_off), list[_Round])
     federation = None
     for place in (folder, folder.parent):
         if (place / "federation.json").exists():
-            found = _read(place / "federation.json", json.loads, Description)
+            found = _read(place / "federation.json", parse_json, Description)
             federation = Description(**found)
             break
     return StoredRun(
@@ -138,7 +137,7 @@ def _rounds(text: str, cut_off: bool) -> list[Any]:
     lines = text.splitlines()
     if cut_off and lines and not text.endswith("\n"):
         lines.pop()  # half a line
-    return [json.loads(line) for line in lines]
+    return [parse_json(line) for line in lines]
 
 
 def _read(path: Path, parse: Callable[[str], Any], kind: Any) -> Any:
@@ -153,7 +152,7 @@ def _read(path: Path, parse: Callable[[str], Any], kind: Any) -> Any:
             raise InputError(where, None, "a value") from None
         accepted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         raise InputError(where, first["input"], accepted) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError("run folder", str(path.parent), f"a readable {path.name} ({error})") from None
     return values
 
@@ -191,5 +190,5 @@ def _labels_of(folder: Path) -> list[str]:
     """Return the labels of an experiment folder, in the order of its experiment file."""
     if not (folder / "experiment.toml").exists():
         return []
-    table = _read(folder / "experiment.toml", tomllib.loads, _Experiment)
+    table = _read(folder / "experiment.toml", parse_toml, _Experiment)
     return [str(entry.get("label", entry["name"])) for entry in table["algorithm"]]

@@ -1,0 +1,84 @@
+"""TOML and JSON from anywhere: what comes out is shallow enough to walk and holds no number that does not fit.
+
+Experiment files, run folders, histories and checkpoints are read through here, so that a hostile one ends in one
+error and not in a RecursionError or OverflowError wherever its content is first used.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import tomllib
+from typing import Any
+
+from fedagrac.errors import FedagracError
+
+__all__ = ["ParseError", "parse_json", "parse_toml"]
+
+DEEPEST = 32
+"""Tables and lists inside each other; real files have four levels."""
+
+_LONG_KEY = re.compile(
+    rf"""(?<![\w-]) (?: (?> "(?:[^"\\\n]|\\.)*+" | '[^'\n]*+' | [\w-]++ ) [ \t]*+ \. [ \t]*+ ){{{DEEPEST}}}""",
+    re.VERBOSE,
+)
+"""A dotted key of too many parts, for which the standard library takes quadratic time and memory."""
+
+
+class ParseError(FedagracError, ValueError):
+    """A text that is not what it should be, and why."""
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the table that a TOML text describes.
+
+    Examples:
+        >>> parse_toml("rounds = 5")
+        {'rounds': 5}
+        >>> parse_toml("seed = 0x1_0000_0000_0000_0000")
+        Traceback (most recent call last):
+        ...
+        fedagrac.parsing.ParseError: it holds an integer of more than 64 bits
+    """
+    if _LONG_KEY.search(text):
+        raise ParseError(f"it is nested more than {DEEPEST} levels deep")
+    try:
+        return dict(_checked(tomllib.loads(text)))
+    except RecursionError:
+        raise ParseError("it is nested too deeply") from None
+    except ValueError as error:  # also for a number of thousands of digits
+        raise ParseError(str(error)) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value that a JSON text describes.
+
+    Examples:
+        >>> parse_json('{"round": 1}')
+        {'round': 1}
+    """
+    try:
+        return _checked(json.loads(text))
+    except RecursionError:
+        raise ParseError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ParseError(str(error)) from None
+
+
+def _checked(whole: Any) -> Any:
+    """Return the value as it is, if it is shallow and its numbers fit; without recursion of its own."""
+    left = [(whole, 0)]
+    while left:
+        value, depth = left.pop()
+        if depth > DEEPEST:
+            raise ParseError(f"it is nested more than {DEEPEST} levels deep")
+        if isinstance(value, dict):
+            left += [(inner, depth + 1) for inner in value.values()]
+        elif isinstance(value, list):
+            left += [(inner, depth + 1) for inner in value]
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ParseError("it holds an integer of more than 64 bits")
+        elif isinstance(value, datetime.date | datetime.time):
+            raise ParseError(f"it holds the date or time {value}, which no setting is: write it in quotes")
+    return whole
