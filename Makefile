@@ -31,7 +31,7 @@ docs: .venv/.dev
 reproduce-quick: install
 	$(BIN)/fedagrac reproduce all --scale quick --out runs/reproduce-quick
 
-soak: install
+soak: .venv/.fuzz
 	$(BIN)/python -m benchmarks.soak
 
 audit:
@@ -59,4 +59,9 @@ clean:
 .venv/.dev: .venv/.installed
 	@echo "installing the development tools into .venv"
 	$(PIP) -e '.[dev]'
+	@touch $@
+
+.venv/.fuzz: .venv/.dev
+	@echo "installing the fuzzer into .venv"
+	$(PIP) -e '.[dev,fuzz]'
 	@touch $@

@@ -1,21 +1,29 @@
 """CUDA gives the numbers of the CPU, and lanes those of serial; needs torch, numpy and scikit-learn only.
 
-    PYTHONPATH=src python benchmarks/gpu_check.py
+    PYTHONPATH=src python benchmarks/gpu_check.py            # all of it
+    PYTHONPATH=src python benchmarks/gpu_check.py resume     # interrupted runs alone; needs safetensors, too
 
 Every algorithm on digits with partial participation, and AlexNet on augmented random pictures (dropout off),
 compared by how far the model moved; runs side by side as well as alone. Exits with 1 if float64 differs by more
 than 1e-10 of the way.
 """
 
+import contextlib
 import gc
 import sys
+import tempfile
 import warnings
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 
 import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
+from fedagrac.callbacks import Checkpoints
+from fedagrac.checkpoints import read_checkpoint
 from fedagrac.data.images import Images
 
 
@@ -69,7 +77,43 @@ def little_memory(fed):
     return apart if halved else 1.0
 
 
+def resumed(fed):
+    """Runs cut off by Ctrl-C that go on, against whole ones: how far apart they are at most, in float64."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from interrupted_runs import InterruptAfter, Problem, Rounds, combinations
+
+    problem, worst = Problem(), 0.0
+    with tempfile.TemporaryDirectory() as temporary:
+        for engine in ("serial", "lanes"):
+            apart = {}
+            for number, combination in enumerate(combinations(engines=["any"])[::17]):
+                options = {"engine": engine, "device": "cuda", "dtype": torch.float64}
+                whole = problem.run(*combination, **options).vector
+                parts = problem.run_in_two(Path(temporary, engine, str(number)), *combination, **options).vector
+                apart[combination] = distance(parts, whole)
+            equal = sum(found == 0 for found in apart.values())
+            worst = max(worst, *apart.values())
+            print(f"resumed, {engine}: {len(apart)} runs, {equal} bit for bit, worst {max(apart.values()):.1e}")
+        for name in ("scaffold", "fedagrac"):
+            for dtype in (torch.float64, torch.float32):
+                options = {
+                    "rounds": 4, "steps": fg.Linear(1, 2), "batch_size": 25, "device": "cuda", "dtype": dtype,
+                }  # fmt: skip
+                run = partial(fg.simulate, network("alexnet", dropout=True), fed, fg.algorithm(name, lr=0.1))
+                whole, rounds = run(**options).vector, Rounds()
+                folder = Path(temporary, name, str(dtype))
+                with contextlib.suppress(KeyboardInterrupt):
+                    run(**options, callbacks=[rounds, Checkpoints(folder), InterruptAfter(2)])
+                stored = replace(read_checkpoint(folder), history=rounds.history)
+                apart = distance(run(**options, resume=stored).vector, whole)
+                worst = max(worst, apart if dtype == torch.float64 else 0.0)
+                print(f"resumed, alexnet with dropout, {name}, {dtype}: {apart:.1e}", flush=True)
+    return worst
+
+
 def main():
+    if sys.argv[1:] == ["resume"]:
+        sys.exit(resumed(pictures()) > 1e-10)
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}", flush=True)
     worst = little_memory(pictures())
     digits = fg.Federation.load("digits", clients=8, partition=fg.Dirichlet(0.3))

@@ -66,7 +66,7 @@ class Problem:
         return fg.simulate(
             self.model, self.federation, fg.algorithm(algorithm, lr=0.1), ROUNDS, steps=SCHEDULES[schedule],
             batch_size=None if sampling == "full" else 8, sampling=sampling.replace("full", "replacement"),
-            participation=PARTICIPATION[participation], device="cpu", **{**ENGINES.get(how, {}), **options},
+            participation=PARTICIPATION[participation], **{"device": "cpu", **ENGINES.get(how, {}), **options},
         )  # fmt: skip
 
     def run_in_two(self, folder, *combination, after=2, **options):

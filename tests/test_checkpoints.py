@@ -76,11 +76,17 @@ def test_parts_of_several_processes_become_one_table(tmp_path, monkeypatch):
     write_checkpoint(tmp_path, checkpoint(clients=(4, 1)), Ranks(rank=0, size=2))
     found = read_checkpoint(tmp_path)
     assert found.table.rows(np.array([0, 1, 4, 5]))["nu"][:, 0].tolist() == [0, 1, 4, 5]
-    own = found.table.of(np.array([True, True, False, False, False, False]))
+    own = found.table.of(np.array([True, True, False, False, False, False]), None, torch.device("cpu"))
     assert own.unseen(np.arange(6)).tolist() == [2, 3, 4, 5]
     (tmp_path / "round-00000003.rank-1.safetensors").unlink()
     with pytest.raises(CheckpointError, match="rank-1"):
         read_checkpoint(tmp_path)
+
+
+def test_rows_come_back_on_the_device_of_the_run():
+    """The "meta" device stands for a GPU: what is read from a file lies on the CPU at first."""
+    table = checkpoint().table.of(np.ones(6, np.bool_), None, torch.device("meta"))
+    assert table.rows(np.array([4, 1]))["nu"].device.type == "meta"
 
 
 def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, caplog):

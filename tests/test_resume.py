@@ -20,6 +20,7 @@ from fedagrac.checkpoints import read_checkpoint
 from fedagrac.config import Experiment
 from fedagrac.engines import EngineRecord, LanesEngine, SerialEngine
 from fedagrac.experiment import prepare, run_experiment
+from fedagrac.interrupts import Held, Interruption, listening
 from interrupted_runs import ENGINES, PARTICIPATION, SAMPLING, SCHEDULES, Problem, Rounds, combinations, same
 
 STRIDE = 13  # shares no factor with the numbers of choices, so that a few runs meet each of them
@@ -167,6 +168,36 @@ def test_a_run_that_ends_keeps_its_end_although_a_signal_came(problem):
     with pytest.raises(KeyboardInterrupt):
         problem.run("fedavg", "serial", "replacement", "all", "constant", callbacks=[Last()])
     assert Last.result.status == "finished"
+
+
+def test_blocks_inside_one_another_handle_a_signal_at_the_end_of_the_outermost():
+    done = []
+
+    def blocks():
+        with Held():
+            with Held():
+                signal.raise_signal(signal.SIGINT)
+                done.append("inside")
+            done.append("still inside")
+
+    with pytest.raises(KeyboardInterrupt):
+        blocks()
+    assert done == ["inside", "still inside"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(Interruption) as error, Held() as signals:
+        signals.pending = signal.SIGTERM  # which has no handler here, and came to another process
+    assert error.value.code == 143
+
+
+def test_signals_that_are_ignored_stay_ignored():
+    """A command in the background of a script is not ended by the script's Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with listening(), Held() as signals:
+            signal.raise_signal(signal.SIGINT)
+            assert signals.pending is None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 EXPERIMENT = """

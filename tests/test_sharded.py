@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedagrac.checkpoints import read_checkpoint
 from fedagrac.engines.sharded import ALONE, LostRankError, Ranks, balanced_shares
 from sharded_guard import found
 from sharded_run import histories
@@ -129,6 +130,31 @@ def test_a_killed_process_ends_the_run_and_another_number_of_processes_goes_on(t
         assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-5)
         assert ours["bytes_total"] == theirs["bytes_total"]
         assert ours["sim_time"] == pytest.approx(theirs["sim_time"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the process to interrupt in /proc")
+def test_a_signal_to_one_process_ends_all_of_them_after_the_round(tmp_path):
+    """Only rank 1 is told; both save the same round, and one process alone goes on from there."""
+    experiment, out = tmp_path / "one.toml", tmp_path / "out"
+    experiment.write_text(
+        'name = "one"\nrounds = 5000\ncheckpoint_every = 5000\n[data]\nname = "digits"\nclients = 5\n'
+        '[steps]\nkind = "linear"\nfirst = 1\nincrement = 2\n[[algorithm]]\nname = "scaffold"\nlr = 0.05\n'
+    )
+    launcher = launch(2, "-m", "fedagrac", "run", experiment, "--out", out)
+    history = out / "scaffold" / "history.jsonl"
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not (history.exists() and history.read_text().count("\n") >= 3):
+        time.sleep(0.02)
+    (told,) = [pid for pid in children(launcher.pid) if rank_of(pid) == 1]
+    os.kill(told, signal.SIGTERM)
+    code, printed = finish(launcher)
+    assert code != 0
+    assert "interrupted by SIGTERM" in printed
+    assert f"go on with: torchrun --nproc-per-node 2 -m fedagrac run --resume --out {out}" in printed
+    done = history.read_text().count("\n")
+    stored = read_checkpoint(out / "scaffold" / "checkpoint", history=history)
+    assert 3 <= stored.round == done < 5000
+    assert stored.table.unseen(np.arange(5)).tolist() == []  # the rows of both processes
 
 
 def test_shares_are_balanced_and_complete():

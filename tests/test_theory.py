@@ -146,7 +146,7 @@ def test_a_network_is_set_beside_theorem_2():
 
 
 def test_rates_are_measured_over_rounds_clients_and_steps(monkeypatch):
-    def prepare_fewer(experiment, data_dir):
+    def prepare_fewer(experiment, data_dir, imports):
         return small(clients=experiment.data.clients)
 
     monkeypatch.setattr("fedagrac.study.prepare", prepare_fewer)
@@ -178,7 +178,9 @@ def test_a_quadratic_model_has_the_gradients_of_the_problem():
 
 def test_the_command(tmp_path, capsys, monkeypatch):
     """With an experiment of eight parameters in place of the file's 650, which take ten times as long."""
-    monkeypatch.setattr("fedagrac.experiment.prepare", lambda checked, data_dir: small(rounds=checked.rounds))
+    monkeypatch.setattr(
+        "fedagrac.experiment.prepare", lambda checked, data_dir, imports: small(rounds=checked.rounds)
+    )
     file = tmp_path / "small.toml"
     file.write_text(
         'name = "small"\nrounds = 4\nweight_decay = 1.0\nlr = 0.01\n'

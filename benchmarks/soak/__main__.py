@@ -16,10 +16,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.soak import checkpoint, clients, rounds
+from benchmarks.soak import checkpoint, clients, concurrent, inputs, kills, resume, rounds
 from fedagrac.callbacks.run_folder import environment
 
-PARTS = {"rounds": rounds.run, "clients": clients.run, "checkpoint": checkpoint.run}
+PARTS = {
+    "resume": resume.run,
+    "kills": kills.run,
+    "inputs": inputs.run,
+    "rounds": rounds.run,
+    "clients": clients.run,
+    "concurrent": concurrent.run,
+    "checkpoint": checkpoint.run,
+}
 
 
 def main() -> int:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Part", "Promise"]
+__all__ = ["TESTS", "Part", "Promise"]
+
+TESTS = Path(__file__).resolve().parents[2] / "tests"
+"""Where the programs lie that the normal checks run shorter."""
 
 KEPT = {"<=": operator.le, "==": operator.eq, ">=": operator.ge}
 

@@ -113,6 +113,8 @@ def run(
 
       fedagrac run --resume --out runs/mine
 
+      fedagrac run my.toml --resume --out runs/mine    (begins, or goes on)
+
       torchrun --nproc-per-node 2 -m fedagrac run my.toml --out runs/mine
     """
     from fedagrac.callbacks.progress import Progress

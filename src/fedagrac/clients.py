@@ -70,13 +70,15 @@ class ClientTable:
         """Whether nobody was seen yet."""
         return self._seen == 0
 
-    def of(self, keep: npt.NDArray[np.bool_], folder: Path | None = None) -> ClientTable:
-        """Return a table of some of the clients, [M], such as those that one process runs."""
+    def of(self, keep: npt.NDArray[np.bool_], folder: Path | None, device: torch.device) -> ClientTable:
+        """Return a table of some of the clients, [M], such as those that one process runs, for use on a device."""
         clients, rows = self.export()
         own = keep[clients]
         table = ClientTable(self.num_clients, folder)
         chosen = torch.from_numpy(np.flatnonzero(own))
-        table.put(clients[own], {name: values[chosen.to(values.device)] for name, values in rows.items()})
+        table.put(
+            clients[own], {name: values[chosen.to(values.device)].to(device) for name, values in rows.items()}
+        )
         return table
 
     def unseen(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from fedagrac.simulation import Run
 
 __all__ = ["Entry", "Prepared", "check_free", "check_same", "prepare", "run_experiment"]
+
+log = logging.getLogger("fedagrac")
 
 LARGEST_BATCH = 10_000
 """Samples that a batch may have even where there are fewer in all."""
@@ -241,7 +244,16 @@ def _run_all(
             )
         elif progress is not None:
             progress.skip()
+    if ranks.rank == 0:
+        _say_disk_use(folders)
     return folders
+
+
+def _say_disk_use(folders: list[Path]) -> None:
+    """Log what the checkpoints of an experiment take; they stay."""
+    sizes = [path.stat().st_size for folder in folders for path in folder.glob("checkpoint/*")]
+    if sizes:
+        log.info("checkpoints: %.3g MB on disk, the last two of each run", sum(sizes) / 1e6)
 
 
 def _callbacks(

@@ -107,7 +107,8 @@ class Held:
     ) -> None:
         for one, handler in self._before.items():
             signal.signal(one, handler)
-        if self.pending is not None and kind is None:
-            if self.pending in self._before:
-                self._before[self.pending](self.pending, None)
+        if self.pending is None or kind is not None:
+            return
+        if self.pending not in self._before:
             raise Interruption(self.pending)
+        self._before[self.pending](self.pending, None)  # it may belong to a block around this one

@@ -171,7 +171,7 @@ class Run:
         if not all(isinstance(value, int | float) and math.isfinite(value) for value in past):
             raise CheckpointError("the checkpoint or its history does not say how far the run had come")
         self.state = {name: vector.to(device) for name, vector in checkpoint.state.items()}
-        self.table = checkpoint.table.of(self.ranks.own(everyone), self.table.folder)
+        self.table = checkpoint.table.of(self.ranks.own(everyone), self.table.folder, device)
         self.history = History(checkpoint.history)
         self.sim_time, self.bytes_total = checkpoint.facts["sim_time"], checkpoint.facts["bytes_total"]
         self.started -= self.history[-1]["wall_time"] if self.history else 0.0
@@ -530,8 +530,8 @@ def _loop(
     going = list(runs)
     ranks = runs[0].ranks
     try:
-        while going:
-            with Held(ranks.size > 1) as signals:  # no process leaves the others in the middle of a round
+        with Held(ranks.size > 1) as signals:  # no process leaves the others in the middle of a round
+            while going:
                 begun = [run.begin() for run in going]
                 results = _execute(engine, going, begun)
                 with Held():  # a round is taken in whole or not at all
@@ -540,7 +540,10 @@ def _loop(
                         if ended is not None:
                             run.result = _end(run, *ended)
                     going = [run for run in going if run.result is None]
-                signals.pending = ranks.first_given(signals.pending)
+                told = ranks.first_given(signals.pending)
+                if told is not None:
+                    signals.pending = told
+                    break
     except INTERRUPTIONS:
         with Held():
             for run in going:

@@ -18,6 +18,7 @@ from fedagrac.algorithms import options_of
 from fedagrac.config import Experiment
 from fedagrac.errors import InputError, nearest, one_of
 from fedagrac.experiment import check_free, prepare, run_experiment
+from fedagrac.folders import claimed
 from fedagrac.parsing import ParseError, parse_toml
 from fedagrac.results import over_seeds
 
@@ -156,13 +157,14 @@ def run_sweep(
     imports: Imports | None = None,
 ) -> dict[str, list[Path]]:
     """Run every point with every seed; return the run folders of each point, by its label."""
-    check_free(out)
     folders: dict[str, list[Path]] = {point.label: [] for point in sweep.points}
-    for experiment in sweep.experiments:
-        prepared = prepare(experiment, data_dir, imports)
-        found = run_experiment(prepared, out / f"seed-{experiment.seed}", progress, side_by_side=True)
-        for point, folder in zip(sweep.points, found, strict=True):
-            folders[point.label].append(folder)
+    with claimed(out):
+        check_free(out)
+        for experiment in sweep.experiments:
+            prepared = prepare(experiment, data_dir, imports)
+            found = run_experiment(prepared, out / f"seed-{experiment.seed}", progress, side_by_side=True)
+            for point, folder in zip(sweep.points, found, strict=True):
+                folders[point.label].append(folder)
     return folders
 
 

@@ -256,13 +256,14 @@ class FixedLanes:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.buffers.counter.zero_()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):  # libraries choose their kernels and allocate before anything is recorded
-                self._steps(kind, self.buffers)
-        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with _no_garbage_collection(), torch.cuda.graph(graph, pool=self._pool):
-            self._steps(kind, self.buffers)
+        with torch.random.fork_rng([self.buffers.loss.device]):  # dropout begins where it was
+            with torch.cuda.stream(side):
+                for _ in range(3):  # libraries choose their kernels and allocate before anything is recorded
+                    self._steps(kind, self.buffers)
+            torch.cuda.current_stream().wait_stream(side)
+            with _no_garbage_collection(), torch.cuda.graph(graph, pool=self._pool):
+                self._steps(kind, self.buffers)
         self._pool = graph.pool()
         return graph.replay
 
