@@ -10,6 +10,7 @@ than 1e-10 of the way.
 
 import contextlib
 import gc
+import signal
 import sys
 import tempfile
 import warnings
@@ -83,6 +84,7 @@ def resumed(fed):
     from interrupted_runs import InterruptAfter, Problem, Rounds, combinations
 
     problem, worst = Problem(), 0.0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
     with tempfile.TemporaryDirectory() as temporary:
         for engine in ("serial", "lanes"):
             apart = {}

@@ -1,5 +1,7 @@
 """Settings for every test."""
 
+import signal
+
 import hypothesis
 import pytest
 import torch
@@ -7,6 +9,8 @@ import torch
 from fedagrac.engines import choice
 
 torch.set_num_threads(1)  # tests run in parallel processes
+# a shell starts background jobs with Ctrl-C ignored, and their children inherit that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("default")

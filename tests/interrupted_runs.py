@@ -73,12 +73,15 @@ class Problem:
         """Run until Ctrl-C after a round, then go on from the checkpoint that this leaves."""
         rounds = Rounds()
         callbacks = [rounds, Checkpoints(folder, every=1000), InterruptAfter(after)]
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
         try:
             self.run(*combination, callbacks=callbacks, **options)
         except KeyboardInterrupt:
             pass
         else:
             raise AssertionError("the run was not interrupted")
+        finally:
+            signal.signal(signal.SIGINT, before)
         stored = read_checkpoint(folder)
         assert stored.round == after == len(rounds.history)
         again = {**options, "resume": type(stored)(**{**vars(stored), "history": rounds.history})}

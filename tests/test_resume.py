@@ -266,6 +266,7 @@ def test_the_command_saves_ends_and_goes_on(name, code, in_one_go, tmp_path):
     assert f"go on with: fedagrac run --resume --out '{out}'" in " ".join(said.split())
     assert "Traceback" not in said
     done = lines(history)
+    assert f"saved after round {done} of {ROUNDS}" in said
     assert 3 <= done < ROUNDS
     assert read_checkpoint(out / "fedagrac" / "checkpoint").round == done
     assert (out / "fedavg" / "status.json").exists()
@@ -301,5 +302,5 @@ def test_a_signal_before_anything_is_written_leaves_nothing(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr.strip()) == (143, "error interrupted by SIGTERM")
+    assert (done.returncode, done.stderr.strip()) == (143, "interrupted by SIGTERM")
     assert not out.exists()

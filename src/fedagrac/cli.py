@@ -406,12 +406,12 @@ def main(arguments: list[str] | None = None) -> None:
     except MemoryError as error:
         _fail(f"not enough memory: {str(error) or 'a smaller experiment may fit'}", 1, error)
     except Interruption as stop:
-        _fail(str(stop), stop.code, stop)
+        _fail(f"by {stop.signal.name}", stop.code, stop, "[bold yellow]interrupted[/]")
 
 
-def _fail(message: str, code: int, error: BaseException | None = None) -> None:
+def _fail(message: str, code: int, error: BaseException | None = None, what: str = "[bold red]error[/]") -> None:
     console = Console(stderr=True)
-    console.print(f"[bold red]error[/] {escape(message)}", highlight=False, soft_wrap=True)
+    console.print(f"{what} {escape(message)}", highlight=False, soft_wrap=True)
     for note in getattr(error, "__notes__", []):
         console.print(escape(note), highlight=False, soft_wrap=True)
     sys.exit(code)

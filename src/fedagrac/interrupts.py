@@ -73,6 +73,7 @@ class Held:
         pending: the first that arrived, or None. What the block sets here is handled as if it had arrived.
 
     Examples:
+        >>> _ = signal.signal(signal.SIGINT, signal.default_int_handler)
         >>> done = []
         >>> try:
         ...     with Held():

@@ -53,6 +53,8 @@ class Checkpoints(Callback):
         """Write, unless this round is written already."""
         if self._written != len(run.history):
             self._write(run)
+        if run.ranks.rank == 0:
+            log.info("saved after round %d of %d", len(run.history), run.rounds)
 
     def _write(self, run: Run) -> None:
         size = write_checkpoint(self.folder, run.checkpoint(), run.ranks).stat().st_size
