@@ -190,6 +190,22 @@ def test_the_command_goes_on_where_it_was_interrupted(tmp_path, capsys):
     assert [run["rounds"] for run in printed["runs"]] == [6, 6]
 
 
+def test_the_command_says_what_checkpoints_take(tmp_path, capsys):
+    file, out = tmp_path / "mini.toml", tmp_path / "out"
+    file.write_text(EXPERIMENT)
+    assert command("run", file, "--out", out) == 0
+    size = sum(path.stat().st_size for path in out.glob("*/checkpoint/*"))
+    assert len(list(out.glob("*/checkpoint/*"))) == 4  # the last two of each run
+    assert f"checkpoints: {size / 1e6:.3g} MB on disk" in capsys.readouterr().err
+
+
+def test_large_checkpoints_are_said_when_the_first_is_written(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("fedagrac.callbacks.checkpoints.LARGE", 1000)
+    with caplog.at_level(logging.INFO, logger="fedagrac"):
+        run("fedavg", callbacks=[Checkpoints(tmp_path, every=2)])
+    assert caplog.text.count("MB every 2 rounds, the last two are kept in") == 1
+
+
 def test_the_command_refuses_what_does_not_go_on(tmp_path, capsys):
     file, out = tmp_path / "mini.toml", tmp_path / "out"
     file.write_text(EXPERIMENT)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -187,11 +188,18 @@ def test_a_hostile_file_is_one_line_for_every_command(verb, content, message, ca
 
 
 def test_too_little_memory_is_one_line(capsys, monkeypatch):
+    """Also where torch is refused it, for more than any machine has."""
+
     def refuse(*_):
         raise MemoryError
 
     monkeypatch.setattr("fedagrac.experiment.prepare", refuse)
     assert command("run", capsys=capsys) == (1, "error not enough memory: a smaller experiment may fit\n")
+    monkeypatch.setattr("fedagrac.experiment.prepare", lambda *_: torch.empty(2**50))
+    code, err = command("run", capsys=capsys)
+    assert code == 1
+    assert "not enough memory" in err
+    assert "Traceback" not in err
 
 
 def test_the_batches_of_a_round_have_a_limit(capsys):

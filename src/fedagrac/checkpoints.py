@@ -202,7 +202,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         version = head.get("format") if isinstance(head, dict) else None
-        raise CheckpointError(f"{path} is not a checkpoint of format {FORMAT} but of {version}")
+        raise CheckpointError(
+            f"{path} is not a checkpoint of format {FORMAT} but of {version}: go on with the version of fedagrac "
+            "that wrote it, or start anew in another folder"
+        )
     wrong = next(_complaints(head, tensors), None)
     if wrong is None and _hash(head, tensors) != head.get("sha256"):
         wrong = "its content does not match its hash"

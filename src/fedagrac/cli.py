@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 import time
@@ -178,7 +179,7 @@ def _saying_how_to_go_on(folder: Path, ranks: Ranks, flags: Mapping[str, Path | 
     """Add the command that goes on to whatever cuts an experiment off: a signal, a full disk."""
     try:
         yield
-    except (Interruption, OSError, MemoryError) as stop:
+    except (Interruption, OSError, MemoryError, RuntimeError) as stop:
         words = ["fedagrac", "run", "--resume", "--out", str(folder)]
         for name, value in flags.items():
             words += [] if not value else [name] if value is True else [name, str(value)]
@@ -403,8 +404,12 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(str(error), 1)
     except OSError as error:
         _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1, error)
-    except MemoryError as error:
-        _fail(f"not enough memory: {str(error) or 'a smaller experiment may fit'}", 1, error)
+    except (MemoryError, RuntimeError) as error:
+        # torch has no error of its own for memory that the system refuses
+        if not isinstance(error, MemoryError) and not re.search("allocate memory|out of memory", str(error)):
+            raise
+        said = (str(error).strip().splitlines() or ["a smaller experiment may fit"])[0]
+        _fail(f"not enough memory: {said}", 1, error)
     except Interruption as stop:
         _fail(f"by {stop.signal.name}", stop.code, stop, "[bold yellow]interrupted[/]")
 

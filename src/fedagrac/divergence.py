@@ -152,7 +152,7 @@ def _steps_until_lost(
             continue
         try:
             engine.run_until(plan.part(np.array([i])), x, clients[i : i + 1], round, over)
-        except RuntimeError:  # torch refuses an lr beyond the dtype, and there may be no memory left
+        except RuntimeError:  # there may be no memory left
             found[i] = CUT_OFF
     return found
 

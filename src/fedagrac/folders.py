@@ -101,7 +101,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     except PermissionError:  # a folder, on Windows
         return
     try:

@@ -63,7 +63,8 @@ class SerialEngine:
         with training(w):
             for i, client in enumerate(clients):
                 seed_dropout(w, round, w.number_of(client))
-                K, eta, mu = int(plan.steps[i]), float(plan.lr[i]), float(plan.mu[i])
+                K, mu = int(plan.steps[i]), float(plan.mu[i])
+                eta = min(float(plan.lr[i]), torch.finfo(x.dtype).max)  # torch refuses a factor beyond its type
                 n_first = int(plan.first_steps[i])
                 x_i, start = models[i], x if x.ndim == 1 else x[i]
                 c_i = None if plan.correction is None else plan.correction[i]
