@@ -1,16 +1,23 @@
 """fedagrac sweep: the grid, the best of each algorithm, and what is written."""
 
+import functools
 import json
+import signal
 import tomllib
+from dataclasses import replace
 
 import pytest
+import tomli_w
 
+from fedagrac.callbacks import Checkpoints
+from fedagrac.callbacks.progress import Progress
+from fedagrac.checkpoints import read_checkpoint
 from fedagrac.cli import main
 from fedagrac.config import Experiment
 from fedagrac.errors import InputError
 from fedagrac.experiment import prepare
 from fedagrac.report.heatmaps import HeatMap, plot_heat_maps
-from fedagrac.simulation import simulate
+from fedagrac.simulation import simulate, simulate_many
 from fedagrac.sweep import Choice, Point, Sweep, at_the_edge, best_choices, read_axes
 
 TABLE = {
@@ -173,3 +180,68 @@ def test_the_table_says_what_is_at_the_edge_and_what_diverged(tmp_path, capsys):
         main(["sweep", str(file), "--grid", "algorithm.lr=0.1,0.2", "--by", "rounds"])
     assert done.value.code == 2
     assert "neither target nor stop.accuracy" in capsys.readouterr().err
+
+
+def test_an_interrupted_sweep_goes_on(tmp_path, capsys, monkeypatch):
+    """Two seeds of four points: SIGTERM in the second seed's second round, with one run that has ended already."""
+    file = tmp_path / "mini.toml"
+    file.write_text(tomli_w.dumps({**TABLE, "checkpoint_every": 1000}))
+    arguments = [str(file), "--grid", "algorithm.lr=0.1,0.5", "--seeds", "2", "--json"]
+
+    def command(*more):
+        with pytest.raises(SystemExit) as done:
+            main(["sweep", *arguments, *map(str, more)])
+        return done.value.code
+
+    assert command("--out", tmp_path / "whole") == 0
+    whole = json.loads(capsys.readouterr().out)
+    rounds = []
+
+    def on_round(self, run, record):
+        rounds.append(record["round"])
+        if len(rounds) == 4 * 3 + 4 + 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(Progress, "on_round", on_round)
+        assert command("--out", out) == 143
+    said = " ".join(capsys.readouterr().err.split())
+    again = f"go on with: fedagrac sweep {file} --grid algorithm.lr=0.1,0.5 --seeds 2 --out {out} --resume"
+    assert again in said
+    assert len(list(out.glob("seed-5/*/status.json"))) == 4
+    assert len(list(out.glob("seed-6/*/checkpoint/round-00000002.safetensors"))) == 4
+    untouched = (out / "seed-5" / "fedavg-lr-0.1" / "history.jsonl").stat().st_mtime_ns
+    assert command("--out", out) == 2  # not without --resume
+    assert command("--resume") == 2
+    capsys.readouterr()
+    assert command("--out", out, "--resume") == 0
+    resumed = json.loads(capsys.readouterr().out)
+    assert (out / "seed-5" / "fedavg-lr-0.1" / "history.jsonl").stat().st_mtime_ns == untouched
+
+    def timeless(found):
+        for point in found["points"]:
+            for run in point["runs"]:
+                del run["wall_time"], run["folder"]
+        return found["points"]
+
+    assert timeless(resumed) == timeless(whole)
+    arguments[2] = "algorithm.lr=0.1,0.7"
+    assert command("--out", out, "--resume") == 2
+    assert "changed" in capsys.readouterr().err
+
+
+def test_runs_side_by_side_go_on_from_one_round(tmp_path):
+    prepared = prepare(Experiment.of(TABLE))
+    algorithms = [entry.algorithm for entry in prepared.entries]
+    shared = {**prepared.options(), "device": "cpu"}
+    folders = [Checkpoints(tmp_path / str(i), every=2) for i in range(2)]
+    run = functools.partial(simulate_many, prepared.module, prepared.federation, algorithms)
+    whole = run(callbacks=[[one] for one in folders], **shared)
+    stored = [
+        replace(read_checkpoint(one.folder), history=w.history[:2]) for one, w in zip(folders, whole, strict=True)
+    ]
+    again = run(resume=stored, **shared)
+    assert [a.vector.tolist() for a in again] == [w.vector.tolist() for w in whole]
+    with pytest.raises(InputError, match="after the same round"):
+        run(resume=[stored[0], None], **shared)

@@ -31,7 +31,7 @@ from fedagrac.cli_sweep import sweep
 from fedagrac.cli_theory import theory
 from fedagrac.errors import FedagracError, InputError
 from fedagrac.folders import first_missing, make_folder
-from fedagrac.interrupts import Interruption, listening
+from fedagrac.interrupts import Interruption, advising, listening
 
 if TYPE_CHECKING:
     from fedagrac.engines import Ranks
@@ -149,7 +149,7 @@ def run(
         )
     flags = {"--data-dir": data_dir, "--state-dir": state_dir, "--trust-imports": trust_imports}
     bar = Progress(len(prepared.entries), checked.rounds, notes)
-    with _saying_how_to_go_on(folder, ranks, flags), bar as progress, _notices(notes, quiet=as_json):
+    with advising(folder, _command(folder, ranks, flags)), bar as progress, _notices(notes, quiet=as_json):
         folders = run_experiment(prepared, folder, progress, resume=resume, state_dir=state_dir, made=made)
     leave_ranks()
     if ranks.rank:
@@ -174,20 +174,12 @@ def _new_folder(name: str, ranks: Ranks) -> tuple[Path, Path]:
     return folder, around or folder
 
 
-@contextlib.contextmanager
-def _saying_how_to_go_on(folder: Path, ranks: Ranks, flags: Mapping[str, Path | bool | None]) -> Iterator[None]:
-    """Add the command that goes on to whatever cuts an experiment off: a signal, a full disk."""
-    try:
-        yield
-    except (Interruption, OSError, MemoryError, RuntimeError) as stop:
-        words = ["fedagrac", "run", "--resume", "--out", str(folder)]
-        for name, value in flags.items():
-            words += [] if not value else [name] if value is True else [name, str(value)]
-        if ranks.size > 1:
-            words = ["torchrun", "--nproc-per-node", str(ranks.size), "-m", *words]
-        if (folder / "experiment.toml").exists():
-            stop.add_note(f"go on with: {shlex.join(words)}")
-        raise
+def _command(folder: Path, ranks: Ranks, flags: Mapping[str, Path | bool | None]) -> list[str]:
+    """Return the command that goes on with an experiment."""
+    words = ["fedagrac", "run", "--resume", "--out", str(folder)]
+    for name, value in flags.items():
+        words += [] if not value else [name] if value is True else [name, str(value)]
+    return words if ranks.size == 1 else ["torchrun", "--nproc-per-node", str(ranks.size), "-m", *words]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedagrac.errors import InputError, count, one_of
+from fedagrac.interrupts import advising
 
 if TYPE_CHECKING:
     from fedagrac.report.heatmaps import HeatMap
@@ -49,6 +50,9 @@ def sweep(
     trust_imports: Annotated[
         bool, typer.Option("--trust-imports", help="Let model.name import any module: this runs its code.")
     ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the sweep in --out where it was interrupted.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every point as JSON.")] = False,
 ) -> None:
     """Run every algorithm over a grid of its settings; print the best of each, as the paper compares.
@@ -62,6 +66,8 @@ def sweep(
       fedagrac sweep my.toml --grid algorithm.lr=0.01,0.03,0.1 --seeds 3
 
       fedagrac sweep my.toml --grid algorithm.lr=0.1,0.3 --grid algorithm.fedprox.mu=1,0.1,0.01 --by rounds
+
+      fedagrac sweep my.toml --grid algorithm.lr=0.01,0.03,0.1 --out runs/sweep --resume
     """
     from fedagrac.callbacks.progress import Progress
     from fedagrac.config import apply_settings, read_toml
@@ -78,15 +84,28 @@ def sweep(
     checked = Sweep.of(apply_settings(read_toml(experiment), settings or []), grid, seeds)
     first = checked.experiments[0]
     judged = _judged(by, checked)
+    if resume and out is None:
+        raise InputError("--resume", None, "the folder of the sweep that goes on: --out DIR")
     folder = out or Path("runs") / f"{first.name}-sweep-{time.strftime('%Y%m%d-%H%M%S')}"
-    check_free(folder)
+    if not resume:
+        check_free(folder)
     notes = Console(stderr=True)
     total = len(checked.points) * seeds
     if not as_json:
         what = f"{len(checked.points)} settings x {seeds} seed{'s' if seeds > 1 else ''}"
         notes.print(f"[bold]{first.name}: {what}[/], {first.rounds} rounds each", highlight=False)
-    with Progress(total, first.rounds, notes) as progress:
-        folders = run_sweep(checked, folder, data_dir, progress, Imports(experiment.parent, trust_imports))
+    repeated = {"--grid": grid, "--set": settings or []}
+    given = {
+        "--seeds": seeds,
+        "--by": by,
+        "--data-dir": data_dir,
+        "--trust-imports": trust_imports,
+        "--out": folder,
+    }
+    words = ["fedagrac", "sweep", str(experiment), *_options(repeated, given), "--resume"]
+    with advising(folder, words), Progress(total, first.rounds, notes) as progress:
+        imports = Imports(experiment.parent, trust_imports)
+        folders = run_sweep(checked, folder, data_dir, progress, imports, resume)
     runs = {label: [read_run(path) for path in paths] for label, paths in folders.items()}
     if judged == "accuracy" and all(row["accuracy"] is None for some in runs.values() for row in summarise(some)):
         judged = "loss"
@@ -102,6 +121,19 @@ def sweep(
         _print(choices, best, judged, places)
     if all(row["status"] == "diverged" for choice in choices for row in choice.rows):
         raise typer.Exit(1)
+
+
+def _options(repeated: dict[str, list[str]], given: dict[str, Any]) -> list[str]:
+    """Return options as they are typed; what is not given is left out.
+
+    Examples:
+        >>> _options({"--grid": ["a=1,2"]}, {"--seeds": 2, "--by": None, "--trust-imports": True})
+        ['--grid', 'a=1,2', '--seeds', '2', '--trust-imports']
+    """
+    words = [word for name, values in repeated.items() for value in values for word in (name, value)]
+    for name, value in given.items():
+        words += [] if value in (None, False) else [name] if value is True else [name, str(value)]
+    return words
 
 
 def _judged(by: str | None, sweep: Sweep) -> By:

@@ -223,30 +223,68 @@ def _run_all(
     callbacks = [_callbacks(prepared, entry, out, progress, ranks) for entry in prepared.entries]
     if any(going) and ranks.rank == 0:
         callbacks[going.index(True)].insert(0, _ExperimentFiles(prepared, out))
-    shared = (prepared.module, prepared.federation)
-    if side_by_side and sum(p.numel() for p in prepared.module.parameters()) <= SMALL:
-        if progress is not None:
-            progress.name = f"{len(folders)} runs"
-        algorithms = [entry.algorithm for entry in prepared.entries]
-        simulate_many(*shared, algorithms, callbacks=callbacks, **prepared.options())
-        return folders
-    for entry, folder, left, own in zip(prepared.entries, folders, going, callbacks, strict=True):
-        if progress is not None:
-            progress.name = entry.label
-        if left:
-            simulate(
-                *shared,
-                entry.algorithm,
-                callbacks=own,
-                state_dir=state_dir,
-                resume=_last_checkpoint(folder) if resume else None,
-                **prepared.options(),
-            )
-        elif progress is not None:
+    together = side_by_side and sum(p.numel() for p in prepared.module.parameters()) <= SMALL
+    if progress is not None:
+        for _ in range(going.count(False)):
             progress.skip()
+    run = _run_side_by_side if together else _run_one_after_another
+    left = [
+        Left(entry, out / entry.folder, own)
+        for entry, own, goes in zip(prepared.entries, callbacks, going, strict=True)
+        if goes
+    ]
+    run(prepared, left, resume, progress, state_dir)
     if ranks.rank == 0:
         _say_disk_use(folders)
     return folders
+
+
+@dataclass(frozen=True, eq=False)
+class Left:
+    """A run that is still to do, or to go on with."""
+
+    entry: Entry
+    folder: Path
+    callbacks: list[Callback]
+
+
+def _run_one_after_another(
+    prepared: Prepared, left: list[Left], resume: bool, progress: Progress | None, state_dir: Path | None
+) -> None:
+    for one in left:
+        if progress is not None:
+            progress.name = one.entry.label
+        simulate(
+            prepared.module,
+            prepared.federation,
+            one.entry.algorithm,
+            callbacks=one.callbacks,
+            state_dir=state_dir,
+            resume=_last_checkpoint(one.folder) if resume else None,
+            **prepared.options(),
+        )
+
+
+def _run_side_by_side(
+    prepared: Prepared, left: list[Left], resume: bool, progress: Progress | None, state_dir: Path | None
+) -> None:
+    """Run them together; after an interruption those together that stand after the same round."""
+    groups: dict[int, list[tuple[Left, Checkpoint | None]]] = {}
+    for one in left:
+        stored = _last_checkpoint(one.folder) if resume else None
+        groups.setdefault(0 if stored is None else stored.round, []).append((one, stored))
+    for group in groups.values():
+        if progress is not None:
+            progress.name = f"{len(group)} runs"
+        simulate_many(
+            prepared.module,
+            prepared.federation,
+            [one.entry.algorithm for one, _ in group],
+            callbacks=[one.callbacks for one, _ in group],
+            state_dir=state_dir,
+            resume=[stored for _, stored in group],
+            **prepared.options(),
+        )
 
 
 def _say_disk_use(folders: list[Path]) -> None:

@@ -8,13 +8,15 @@ before it lets them through, so that a checkpoint is written.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["INTERRUPTIONS", "Held", "Interruption", "listening"]
+__all__ = ["INTERRUPTIONS", "Held", "Interruption", "advising", "listening"]
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Ctrl-C, the system's request to end, and a terminal that is closed."""
@@ -64,6 +66,17 @@ def listening() -> Iterator[None]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+
+
+@contextlib.contextmanager
+def advising(folder: Path, words: Sequence[str]) -> Iterator[None]:
+    """Add the command that goes on to whatever cuts experiments in a folder off: a signal, a full disk."""
+    try:
+        yield
+    except (Interruption, OSError, MemoryError, RuntimeError) as stop:
+        if any(folder.glob("experiment.toml")) or any(folder.glob("*/experiment.toml")):
+            stop.add_note(f"go on with: {shlex.join(words)}")
+        raise
 
 
 class Held:

@@ -366,7 +366,7 @@ def simulate(
         model, federation, [algorithm], [callbacks], rounds, steps=steps, batch_size=batch_size, loss=loss,
         sampling=sampling, participation=participation, weight_decay=weight_decay, seed=seed, engine=engine,
         compile=compile, device=device, dtype=dtype, precision=precision, eval_every=eval_every, metrics=metrics,
-        stop=stop, clock=clock, guard=guard, state_dir=state_dir, resume=resume,
+        stop=stop, clock=clock, guard=guard, state_dir=state_dir, resume=[resume],
     )[0]  # fmt: skip
 
 
@@ -377,6 +377,7 @@ def simulate_many(
     rounds: int = 100,
     *,
     callbacks: Sequence[Sequence[Any]] | None = None,
+    resume: Sequence[Checkpoint | None] | None = None,
     **options: Any,
 ) -> list[SimulationResult]:
     """Run several algorithms, or one with several settings, side by side; return a result for each.
@@ -391,6 +392,7 @@ def simulate_many(
         algorithms: one per run.
         rounds: how many rounds at most. A run that stops or diverges leaves the others alone.
         callbacks: for each run its own.
+        resume: for each run where it goes on from, all after the same round.
         options: as in `simulate`.
 
     Examples:
@@ -409,12 +411,15 @@ def simulate_many(
         raise InputError(
             "callbacks", len(each), f"one sequence of callbacks for each of {len(algorithms)} algorithms"
         )
+    before = [None] * len(algorithms) if resume is None else list(resume)
+    at = [0 if checkpoint is None else checkpoint.round for checkpoint in before]
+    if len(before) != len(algorithms) or len(set(at)) > 1:
+        raise InputError("resume", f"rounds {at}", f"{len(algorithms)} checkpoints after the same round")
     own = ("callbacks", "resume")
     defaults = {name: value for name, value in (simulate.__kwdefaults__ or {}).items() if name not in own}
     for name in options:
         one_of("option", name, list(defaults))
-    defaults["resume"] = None
-    return _simulate(model, federation, list(algorithms), each, rounds, **{**defaults, **options})
+    return _simulate(model, federation, list(algorithms), each, rounds, resume=before, **{**defaults, **options})
 
 
 def _simulate(
@@ -442,7 +447,7 @@ def _simulate(
     clock: Clock | None,
     guard: Guard | None,
     state_dir: str | Path | None,
-    resume: Checkpoint | None,
+    resume: Sequence[Checkpoint | None],
 ) -> list[SimulationResult]:
     """Check everything, then run the algorithms side by side."""
     count("rounds", rounds)
@@ -482,7 +487,7 @@ def _simulate(
     ranks = current_ranks().share(steps.counts(0, M, seed))
     lanes = -(-len(algorithms) * (M if participation is None else participation.number(M)) // ranks.size)
 
-    before = None if resume is None else EngineRecord.read(resume.facts.get("engine"))
+    before = None if resume[0] is None else EngineRecord.read(resume[0].facts.get("engine"))
     with _precision(precision, chosen), _threads(before):
         started = time.perf_counter()
         # round 0 speaks for all: who takes part and how much they do changes little on average
@@ -516,8 +521,8 @@ def _simulate(
             )
             for algorithm, own in zip(algorithms, callbacks, strict=True)
         ]
-        for run in runs:
-            run.open(population, resume)
+        for run, stored in zip(runs, resume, strict=True):
+            run.open(population, stored)
         return _loop(runs, runner, eval_every, measures, stop or Stop())
 
 

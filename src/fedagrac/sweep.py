@@ -155,14 +155,17 @@ def run_sweep(
     data_dir: Path | None = None,
     progress: Progress | None = None,
     imports: Imports | None = None,
+    resume: bool = False,
 ) -> dict[str, list[Path]]:
-    """Run every point with every seed; return the run folders of each point, by its label."""
+    """Run every point with every seed, or go on with what has not ended; return each point's run folders."""
     folders: dict[str, list[Path]] = {point.label: [] for point in sweep.points}
     with claimed(out):
-        check_free(out)
+        if not resume:
+            check_free(out)
         for experiment in sweep.experiments:
             prepared = prepare(experiment, data_dir, imports)
-            found = run_experiment(prepared, out / f"seed-{experiment.seed}", progress, side_by_side=True)
+            place = out / f"seed-{experiment.seed}"
+            found = run_experiment(prepared, place, progress, side_by_side=True, resume=resume)
             for point, folder in zip(sweep.points, found, strict=True):
                 folders[point.label].append(folder)
     return folders
