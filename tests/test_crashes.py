@@ -208,23 +208,21 @@ def test_many_at_once_without_a_folder_get_one_each(tmp_path, monkeypatch):
 
 
 def test_concurrent_commands_in_one_tree_do_not_touch_one_another(tmp_path):
-    """Six processes, two of which want the folder of another one."""
+    """Four processes, two of which want the same folder; `make soak` starts fifty."""
     file = tmp_path / "mini.toml"
     file.write_text(EXPERIMENT.format(rounds=40))
-    places = ["a", "b", "a", "c/d", "b", None]
     running = []
-    for place in places:
+    for place in ("a", "a", "b/c", None):
         where = [] if place is None else ["--out", str(tmp_path / "tree" / place)]
         command = [sys.executable, "-m", "fedagrac", "run", str(file), "--json", *where]
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         running.append(subprocess.Popen(command, env=ENVIRONMENT, cwd=tmp_path, **output))
     ends = [(process.communicate(timeout=240), process.returncode) for process in running]
     codes = [code for _, code in ends]
-    assert codes[3] == codes[5] == 0, ends
-    for first, second in ((0, 2), (1, 4)):
-        assert sorted([codes[first], codes[second]]) == [0, 2], ends
+    assert sorted(codes[:2]) == [0, 2], ends
+    assert codes[2:] == [0, 0], ends
     models = [path.read_bytes() for path in tmp_path.rglob("model.safetensors")]
-    assert len(models) == 4
+    assert len(models) == 3
     assert len(set(models)) == 1
     for history in tmp_path.rglob("history.jsonl"):
         assert [json.loads(line)["round"] for line in history.read_text().splitlines()] == list(range(1, 41))
