@@ -6,7 +6,7 @@
 # make bench  time every engine on this machine (make bench-peers: pfl-research and Flower, in their own environments)
 PYTHON ?= python3
 # one more than there are cores: some tests wait for processes of their own
-WORKERS ?= $(shell expr $$(nproc) + 1)
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 BIN := .venv/bin
 # the variables pin what builds the package too, which pip installs apart from the rest (older and newer pip in turn)
 PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_BUILD_CONSTRAINT="$(CURDIR)/constraints.txt" \

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -67,6 +68,26 @@ def test_everything_comes_back_and_two_are_kept(tmp_path):
     assert found.table.rows(np.array([1, 4]))["nu"].tolist() == [[1, 10], [4, 40]]
     assert found.table.unseen(np.arange(6)).tolist() == [0, 2, 3, 5]
     assert read_checkpoint(tmp_path / "nothing") is None
+
+
+def test_the_rounds_are_on_the_disk_before_their_checkpoint(tmp_path, monkeypatch):
+    """After a power failure there must be no checkpoint whose rounds are gone."""
+    folder, seen = tmp_path / "checkpoint", []
+    (tmp_path / "history.jsonl").write_text('{"round": 1}\n')
+    monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    path = write_checkpoint(folder, checkpoint(1))
+    assert seen == [str(tmp_path / "history.jsonl"), str(folder / f".{path.name}.{os.getpid()}"), str(folder)]
+
+
+def test_a_checkpoint_whose_rounds_are_gone_is_passed_over(tmp_path, caplog):
+    folder, history = tmp_path / "checkpoint", tmp_path / "history.jsonl"
+    history.write_text('{"round": 1}\n{"round": 2}\n{"rou')
+    write_checkpoint(folder, checkpoint(2))
+    write_checkpoint(folder, checkpoint(4))
+    with caplog.at_level(logging.WARNING, logger="fedagrac"):
+        found = read_checkpoint(folder, history=history)
+    assert (found.round, [record["round"] for record in found.history]) == (2, [1, 2])
+    assert "damaged" in caplog.text
 
 
 def test_parts_of_several_processes_become_one_table(tmp_path, monkeypatch):
