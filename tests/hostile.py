@@ -111,7 +111,7 @@ def libsvm(data):
 
 def idx(data):
     """An idx file of three pictures of 2 x 2: as it is, and where the first byte is odd, compressed properly."""
-    path = written("idx.gz", gzip.compress(data[1:], 1) if data[:1] and data[0] % 2 else data[1:])
+    path = written("idx.gz", gzip.compress(data[1:], 1, mtime=0) if data[:1] and data[0] % 2 else data[1:])
     files._inspect(files.DataFile("idx.gz", "0" * 64, 28, "gzip"), path)
     with contextlib.suppress(EXPECTED):
         sources._idx(path, (3, 2, 2))
@@ -379,7 +379,7 @@ SEEDS = {
     "imports": [b"os:system", b"torch.nn:Linear", b"my_models:net", b"..evil:x"],
     "libsvm": [b"+1 1:1 3:0.5\n-1 2:1 qid:3\n+1 5:1 # note\n", b"-1 1:1\n"],
     "idx": [b"\x01\x00\x00\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (3, 2, 2)) + bytes(12),
-            b"\x00" + gzip.compress(b"\x00\x00\x08\x01\x00\x00\x00\x03\x01\x02\x03")],
+            b"\x00" + gzip.compress(b"\x00\x00\x08\x01\x00\x00\x00\x03\x01\x02\x03", mtime=0)],
     "cifar": [bytes(2 * 3073), bytes(3073)],
     "checkpoint": [_CHECKPOINT],
     "checkpoint_content": [json.dumps(sealed_description()).encode()],

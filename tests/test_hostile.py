@@ -454,7 +454,7 @@ def attacks():
     yield "libsvm", b"1 2147483647:1\n1 99999999999999999999:1\n"
     yield "libsvm", b"1\n" * 500_000
     yield "idx", b"\x01\x00\x00\x08\x03" + b"\xff" * 12 + bytes(100)
-    yield "idx", b"\x00" + gzip.compress(hostile.SEEDS["idx"][0][1:] + bytes(2**28), 1)
+    yield "idx", b"\x00" + gzip.compress(hostile.SEEDS["idx"][0][1:] + bytes(2**28), 1, mtime=0)
     yield "checkpoint", (2**60).to_bytes(8, "little") + b"{}"
     head = json.dumps({"clients": {"dtype": "I64", "shape": [2**40], "data_offsets": [0, 2**43]}}).encode()
     yield "checkpoint", len(head).to_bytes(8, "little") + head
