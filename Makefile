@@ -5,8 +5,6 @@
 # make audit  look up every pinned version for known vulnerabilities (exit code 3 of .ci/audit.py: not possible here)
 # make bench  time every engine on this machine (make bench-peers: pfl-research and Flower, in their own environments)
 PYTHON ?= python3
-# one more than there are cores: some tests wait for processes of their own
-WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 BIN := .venv/bin
 # the variables pin what builds the package too, which pip installs apart from the rest (older and newer pip in turn)
 PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_BUILD_CONSTRAINT="$(CURDIR)/constraints.txt" \
@@ -20,7 +18,7 @@ demo: install
 install: .venv/.installed
 
 test: .venv/.dev lint docs
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n auto
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ import fedagrac as fg
 from quadratics import K, quadratics
 
 ETA = 0.02
-ROUNDS = 500
+ROUNDS = 200  # after 170 all that converge are within 1e-10
 
 
 def distance(algorithm, rounds=ROUNDS):
@@ -26,7 +26,7 @@ def test_scaffold_reaches_the_exact_minimiser():
 
 
 def test_fedlin_reaches_the_exact_minimiser():
-    assert distance(fg.FedLin(lr=0.3), rounds=300) < 1e-9
+    assert distance(fg.FedLin(lr=0.3), rounds=200) < 1e-9
 
 
 def round_map(eta, mu=0.0):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedagrac as fg
@@ -35,6 +35,7 @@ def test_iid_uses_every_sample_once_in_equal_shares(y, M, seed):
     assert max(sizes) - min(sizes) <= 1
 
 
+@settings(max_examples=40)
 @given(labels, clients, seeds, st.sampled_from([1e-3, 0.05, 0.3, 1.0, 100.0]))
 def test_dirichlet_uses_every_sample_once_and_leaves_nobody_empty(y, M, seed, alpha):
     shares = split(fg.Dirichlet(alpha), y, M, seed)
@@ -94,6 +95,7 @@ def test_balance_stops_giving_to_clients_that_hold_their_share():
     assert np.std([len(s) for s in balanced]) < np.std([len(s) for s in free])
 
 
+@settings(max_examples=40)
 @given(labels, clients, seeds, st.integers(1, 4))
 def test_least_is_the_fewest_samples_anyone_holds(y, M, seed, least):
     if M * least > len(y):
