@@ -31,7 +31,7 @@ from fedagrac.cli_sweep import sweep
 from fedagrac.cli_theory import theory
 from fedagrac.errors import FedagracError, InputError
 from fedagrac.folders import first_missing, make_folder
-from fedagrac.interrupts import Interruption, advising, listening
+from fedagrac.interrupts import Interruption, advising, listening, typed
 
 if TYPE_CHECKING:
     from fedagrac.engines import Ranks
@@ -176,9 +176,7 @@ def _new_folder(name: str, ranks: Ranks) -> tuple[Path, Path]:
 
 def _command(folder: Path, ranks: Ranks, flags: Mapping[str, Path | bool | None]) -> list[str]:
     """Return the command that goes on with an experiment."""
-    words = ["fedagrac", "run", "--resume", "--out", str(folder)]
-    for name, value in flags.items():
-        words += [] if not value else [name] if value is True else [name, str(value)]
+    words = ["fedagrac", "run", "--resume", "--out", str(folder), *typed(flags)]
     return words if ranks.size == 1 else ["torchrun", "--nproc-per-node", str(ranks.size), "-m", *words]
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedagrac.errors import InputError, count, one_of
-from fedagrac.interrupts import advising
+from fedagrac.interrupts import advising, typed
 
 if TYPE_CHECKING:
     from fedagrac.report.heatmaps import HeatMap
@@ -94,15 +94,16 @@ def sweep(
     if not as_json:
         what = f"{len(checked.points)} settings x {seeds} seed{'s' if seeds > 1 else ''}"
         notes.print(f"[bold]{first.name}: {what}[/], {first.rounds} rounds each", highlight=False)
-    repeated = {"--grid": grid, "--set": settings or []}
     given = {
+        "--grid": grid,
+        "--set": settings or [],
         "--seeds": seeds,
         "--by": by,
         "--data-dir": data_dir,
         "--trust-imports": trust_imports,
         "--out": folder,
     }
-    words = ["fedagrac", "sweep", str(experiment), *_options(repeated, given), "--resume"]
+    words = ["fedagrac", "sweep", str(experiment), *typed(given), "--resume"]
     with advising(folder, words), Progress(total, first.rounds, notes) as progress:
         imports = Imports(experiment.parent, trust_imports)
         folders = run_sweep(checked, folder, data_dir, progress, imports, resume)
@@ -121,19 +122,6 @@ def sweep(
         _print(choices, best, judged, places)
     if all(row["status"] == "diverged" for choice in choices for row in choice.rows):
         raise typer.Exit(1)
-
-
-def _options(repeated: dict[str, list[str]], given: dict[str, Any]) -> list[str]:
-    """Return options as they are typed; what is not given is left out.
-
-    Examples:
-        >>> _options({"--grid": ["a=1,2"]}, {"--seeds": 2, "--by": None, "--trust-imports": True})
-        ['--grid', 'a=1,2', '--seeds', '2', '--trust-imports']
-    """
-    words = [word for name, values in repeated.items() for value in values for word in (name, value)]
-    for name, value in given.items():
-        words += [] if value in (None, False) else [name] if value is True else [name, str(value)]
-    return words
 
 
 def _judged(by: str | None, sweep: Sweep) -> By:

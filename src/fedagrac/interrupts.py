@@ -11,12 +11,12 @@ import contextlib
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["INTERRUPTIONS", "Held", "Interruption", "advising", "listening"]
+__all__ = ["INTERRUPTIONS", "Held", "Interruption", "advising", "listening", "typed"]
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Ctrl-C, the system's request to end, and a terminal that is closed."""
@@ -77,6 +77,20 @@ def advising(folder: Path, words: Sequence[str]) -> Iterator[None]:
         if any(folder.glob("experiment.toml")) or any(folder.glob("*/experiment.toml")):
             stop.add_note(f"go on with: {shlex.join(words)}")
         raise
+
+
+def typed(options: Mapping[str, Any]) -> list[str]:
+    """Return options as they are typed: a list once for each value, nothing for what was not given.
+
+    Examples:
+        >>> typed({"--grid": ["a=1,2"], "--seeds": 2, "--by": None, "--trust-imports": True})
+        ['--grid', 'a=1,2', '--seeds', '2', '--trust-imports']
+    """
+    words = []
+    for name, given in options.items():
+        for value in given if isinstance(given, list) else [given]:
+            words += [] if value in (None, False) else [name] if value is True else [name, str(value)]
+    return words
 
 
 class Held:
