@@ -9,7 +9,7 @@ import time
 import torch
 
 import fedagrac as fg
-from fedagrac import simulation
+from fedagrac.rounds import api as simulation
 
 SETTINGS = {  # data, clients, model, steps, batch
     "lr, a9a, 20 x N(500, 10000)": ("a9a", 20, "logistic", fg.Gaussian(500, 10_000), 20),

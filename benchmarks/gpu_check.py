@@ -24,8 +24,8 @@ import torch
 import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.callbacks import Checkpoints
-from fedagrac.checkpoints import read_checkpoint
 from fedagrac.data.images import Images
+from fedagrac.storage.checkpoints import read_checkpoint
 
 
 def distance(a, b):

@@ -7,7 +7,7 @@ import argparse
 import time
 
 import fedagrac as fg
-from fedagrac.bench import WORKLOADS
+from fedagrac.experiments.bench import WORKLOADS
 
 
 def seconds(make):

@@ -8,9 +8,9 @@ import sys
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedagrac.bench import WORKLOADS
 from fedagrac.engines import LanesEngine, Workload
-from fedagrac.engines.descend import descend
+from fedagrac.engines.lanes.descend import descend
+from fedagrac.experiments.bench import WORKLOADS
 from fedagrac.models import VectorModel
 
 

@@ -8,7 +8,7 @@ import argparse
 import numpy as np
 
 import fedagrac as fg
-from fedagrac.data.partition import IID
+from fedagrac.data.partitions import IID
 
 INPUTS = {
     "normalised": lambda a: ((a / 255 - 0.286) / 0.353).astype(np.float32),

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import fedagrac as fg
-from fedagrac.study import quadratic_at
+from fedagrac.experiments.study import quadratic_at
 from fedagrac.theory import Problem, bounds, constants, round_map
 from fedagrac.theory.measure import minimise
 from fedagrac.theory.rates import Errors

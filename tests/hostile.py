@@ -25,14 +25,12 @@ from rich.console import Console
 from safetensors.torch import save
 
 import fedagrac as fg
-from fedagrac import checkpoints
-from fedagrac.checkpoints import Checkpoint, read_checkpoint, read_history, write_checkpoint
-from fedagrac.cohort import Cohort
-from fedagrac.config import Experiment, apply_settings, default_table, read_toml
+from fedagrac.core.cohort import Cohort
 from fedagrac.data import federation, files, sources
 from fedagrac.engines import choice
 from fedagrac.errors import MOST_CLIENTS, FedagracError
-from fedagrac.experiment import prepare
+from fedagrac.experiments.run import prepare
+from fedagrac.experiments.schema import Experiment, apply_settings, default_table, read_toml
 from fedagrac.flower.link import Link
 from fedagrac.flower.rounds import Round
 from fedagrac.flower.server import build_model
@@ -43,6 +41,8 @@ from fedagrac.paper.records import Cell, Records
 from fedagrac.report import read_run, summarise, summary_table
 from fedagrac.report.charts import charts_of, series_of
 from fedagrac.report.page import render_page
+from fedagrac.storage import checkpoints
+from fedagrac.storage.checkpoints import Checkpoint, read_checkpoint, read_history, write_checkpoint
 from run_folders import record, write_run
 
 EXPECTED = (FedagracError, OSError)

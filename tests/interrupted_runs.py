@@ -6,7 +6,7 @@ import signal
 import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.callbacks import Callback, Checkpoints
-from fedagrac.checkpoints import read_checkpoint
+from fedagrac.storage.checkpoints import read_checkpoint
 
 ROUNDS, CLIENTS = 5, 5
 

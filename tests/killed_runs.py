@@ -20,8 +20,10 @@ from pathlib import Path
 import torch
 
 import fedagrac as fg
-from fedagrac import checkpoints, cli, folders
+from fedagrac import files as folders
 from fedagrac.callbacks import run_folder
+from fedagrac.cli import app as cli
+from fedagrac.storage import checkpoints
 
 RUNS = ("fedavg", "scaffold", "fedagrac")
 EXPERIMENT = """

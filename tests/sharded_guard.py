@@ -8,7 +8,7 @@ import torch
 
 import fedagrac as fg
 from fedagrac.engines import SerialEngine
-from fedagrac.engines.sharded import leave_ranks, start_ranks
+from fedagrac.engines.ranks import leave_ranks, start_ranks
 from quadratics import Quadratics, quadratics
 
 

@@ -8,7 +8,7 @@ import torch
 
 import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
-from fedagrac.engines.sharded import leave_ranks, start_ranks
+from fedagrac.engines.ranks import leave_ranks, start_ranks
 
 
 def histories(participation):

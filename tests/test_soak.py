@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import fedagrac as fg
-from fedagrac.checkpoints import write_checkpoint
 from fedagrac.heterogeneity import Participation
-from fedagrac.results import History
+from fedagrac.rounds.record import History
+from fedagrac.storage.checkpoints import write_checkpoint
 
 ROUNDS = 300
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.soak.part import Part, Promise
 from benchmarks.soak.watch import watch
-from fedagrac.checkpoints import read_checkpoint
 from fedagrac.heterogeneity import Participation
+from fedagrac.storage.checkpoints import read_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fedagrac.checkpoints import read_checkpoint
+from fedagrac.storage.checkpoints import read_checkpoint
 
 __all__ = ["Watched", "watch"]
 

@@ -3,7 +3,7 @@
 Importing this package imports torch and numpy and nothing else.
 """
 
-from fedagrac import models, schedule
+from fedagrac import models
 from fedagrac.algorithms import (
     Algorithm,
     FedaGrac,
@@ -15,9 +15,9 @@ from fedagrac.algorithms import (
     algorithm,
 )
 from fedagrac.callbacks import Callback, Checkpoints, EarlyStop, MLflow, TensorBoard
+from fedagrac.core import schedule
 from fedagrac.data import IID, Dirichlet, Federation, Indices, Natural, Partition, Resample, Shards
 from fedagrac.errors import FedagracError, InputError
-from fedagrac.guard import Guard
 from fedagrac.heterogeneity import (
     DEVICES,
     Clock,
@@ -32,8 +32,9 @@ from fedagrac.heterogeneity import (
     StepSchedule,
     Uniform,
 )
-from fedagrac.results import History, SimulationResult
-from fedagrac.simulation import Run, Stop, simulate, simulate_many
+from fedagrac.rounds.api import Run, Stop, simulate, simulate_many
+from fedagrac.rounds.guard import Guard
+from fedagrac.rounds.record import History, SimulationResult
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,5 @@
 """`python -m fedagrac` is the command `fedagrac`."""
 
-from fedagrac.cli import main
+from fedagrac.cli.app import main
 
 main()

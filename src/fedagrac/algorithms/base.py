@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from fedagrac.cohort import Cohort, Population
-    from fedagrac.local import Plan, Result
+    from fedagrac.core.cohort import Cohort, Population
+    from fedagrac.core.local import Plan, Result
 
 __all__ = [
     "Algorithm",

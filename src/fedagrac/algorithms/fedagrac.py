@@ -24,14 +24,14 @@ from fedagrac.algorithms.base import (
     start_orientation,
     starting_rows,
 )
+from fedagrac.core.local import Plan, Result, mean_gradient
 from fedagrac.errors import InputError, count, flag, non_negative, one_of
-from fedagrac.local import Plan, Result, mean_gradient
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from fedagrac.cohort import Cohort, Population
+    from fedagrac.core.cohort import Cohort, Population
 
 __all__ = ["NAMES", "FedaGrac"]
 
@@ -51,7 +51,7 @@ class FedaGrac(Algorithm):
     v_i is what client i transmits: its first gradient if it is fast (K_i > Kbar), else its mean gradient.
 
     Attributes:
-        calibration: lambda, a number or a schedule over rounds such as `fedagrac.schedule.Piecewise`.
+        calibration: lambda, a number or a schedule over rounds such as `fedagrac.core.schedule.Piecewise`.
         transmit: who transmits the first gradient: "hybrid" the fast, "average" nobody (SCAFFOLD's estimate),
             "first" everyone, "reverse" the slow.
         first_steps: over how many of the first steps the "first gradient" is averaged: "epoch" (one local

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedagrac.algorithms.base import Cost, Rows, State, Stateless
-from fedagrac.local import Plan, Result
+from fedagrac.core.local import Plan, Result
 
 if TYPE_CHECKING:
-    from fedagrac.cohort import Cohort
+    from fedagrac.core.cohort import Cohort
 
 __all__ = ["FedNova"]
 

@@ -20,13 +20,13 @@ from fedagrac.algorithms.base import (
     start_orientation,
     starting_rows,
 )
+from fedagrac.core.local import Plan, Result, mean_gradient
 from fedagrac.errors import flag, one_of
-from fedagrac.local import Plan, Result, mean_gradient
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedagrac.cohort import Cohort, Population
+    from fedagrac.core.cohort import Cohort, Population
 
 __all__ = ["Scaffold"]
 

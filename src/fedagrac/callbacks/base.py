@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedagrac.results import Record, SimulationResult
-    from fedagrac.simulation import Run
+    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.record import Record, SimulationResult
 
 __all__ = ["Callback"]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedagrac.callbacks.base import Callback
-from fedagrac.checkpoints import write_checkpoint
 from fedagrac.errors import count
+from fedagrac.storage.checkpoints import write_checkpoint
 
 if TYPE_CHECKING:
-    from fedagrac.results import Record
-    from fedagrac.simulation import Run
+    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.record import Record
 
 __all__ = ["Checkpoints"]
 

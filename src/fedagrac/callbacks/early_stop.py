@@ -8,8 +8,8 @@ from fedagrac.callbacks.base import Callback
 from fedagrac.errors import count
 
 if TYPE_CHECKING:
-    from fedagrac.results import Record
-    from fedagrac.simulation import Run
+    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.record import Record
 
 __all__ = ["EarlyStop"]
 

@@ -10,8 +10,8 @@ from fedagrac.callbacks.base import Callback
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedagrac.results import Record, SimulationResult
-    from fedagrac.simulation import Run
+    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.record import Record, SimulationResult
 
 __all__ = ["Progress"]
 

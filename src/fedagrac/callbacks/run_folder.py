@@ -15,16 +15,16 @@ import numpy as np
 import torch
 
 from fedagrac.callbacks.base import Callback
-from fedagrac.folders import make_folder, naming, opener, write_atomically
+from fedagrac.files import make_folder, naming, opener, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from fedagrac.divergence import Divergence
-    from fedagrac.results import Record, SimulationResult
-    from fedagrac.simulation import Run
+    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.divergence import Divergence
+    from fedagrac.rounds.record import Record, SimulationResult
 
 __all__ = ["RunFolder", "append_round", "environment", "write_description", "write_end", "write_history"]
 

@@ -11,8 +11,8 @@ from fedagrac.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedagrac.results import Record, SimulationResult
-    from fedagrac.simulation import Run
+    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.record import Record, SimulationResult
 
 __all__ = ["MLflow", "TensorBoard"]
 

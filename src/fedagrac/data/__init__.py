@@ -1,6 +1,6 @@
 """Data: federations, partitions, batch sampling, files."""
 
 from fedagrac.data.federation import DATASETS, Federation
-from fedagrac.data.partition import IID, Dirichlet, Indices, Natural, Partition, Resample, Shards
+from fedagrac.data.partitions import IID, Dirichlet, Indices, Natural, Partition, Resample, Shards
 
 __all__ = ["DATASETS", "IID", "Dirichlet", "Federation", "Indices", "Natural", "Partition", "Resample", "Shards"]

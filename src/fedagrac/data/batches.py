@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fedagrac.streams import Purpose, stream
+from fedagrac.core.streams import Purpose, stream
 
 if TYPE_CHECKING:
     import numpy.typing as npt

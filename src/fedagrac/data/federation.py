@@ -14,7 +14,7 @@ import torch
 
 from fedagrac.data.files import ready
 from fedagrac.data.images import Images
-from fedagrac.data.partition import IID, Partition, Shares, StoredShares
+from fedagrac.data.partitions import IID, Partition, Shares, StoredShares
 from fedagrac.data.sources import a9a, cifar10, digits, fashion_mnist, synthetic
 from fedagrac.errors import MOST_CLIENTS, InputError, count, one_of, unknown
 

@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from fedagrac.errors import FedagracError, InputError, one_of
-from fedagrac.folders import cache_folder, make_folder
+from fedagrac.files import cache_folder, make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedagrac.streams import Purpose, stream
+from fedagrac.core.streams import Purpose, stream
 
 if TYPE_CHECKING:
     import numpy.typing as npt

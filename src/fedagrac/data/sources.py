@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedagrac.core.streams import Purpose, stream
 from fedagrac.data.images import Images
 from fedagrac.errors import InputError, count, non_negative
-from fedagrac.streams import Purpose, stream
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -1,10 +1,10 @@
 """Engines: how a cohort's local rules are executed."""
 
-from fedagrac.engines.base import Engine, Loss, Workload
 from fedagrac.engines.choice import EngineRecord, choose_engine, measured_choices
-from fedagrac.engines.lanes import LanesEngine
+from fedagrac.engines.lanes.engine import LanesEngine
+from fedagrac.engines.ranks import Ranks, current_ranks
 from fedagrac.engines.serial import SerialEngine
-from fedagrac.engines.sharded import Ranks, current_ranks
+from fedagrac.engines.workload import Engine, Loss, Workload
 
 __all__ = [
     "ENGINES",

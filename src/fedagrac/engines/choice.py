@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from fedagrac.engines.lanes import LanesEngine
+from fedagrac.core.local import Plan
+from fedagrac.engines.lanes.engine import LanesEngine
 from fedagrac.engines.serial import SerialEngine
 from fedagrac.errors import InputError, non_negative, one_of, positive
-from fedagrac.folders import cache_folder, make_folder, write_atomically
-from fedagrac.local import Plan
+from fedagrac.files import cache_folder, make_folder, write_atomically
 from fedagrac.parsing import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedagrac.engines.base import Engine, Workload
+    from fedagrac.engines.workload import Engine, Workload
 
 __all__ = ["CANDIDATES", "EngineRecord", "choose_engine", "measured_choices", "processor"]
 

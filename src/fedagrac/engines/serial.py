@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from fedagrac.engines.base import starts_of
-from fedagrac.local import Plan, Result
-from fedagrac.streams import Purpose, torch_seed
+from fedagrac.core.local import Plan, Result
+from fedagrac.core.streams import Purpose, torch_seed
+from fedagrac.engines.workload import starts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from fedagrac.engines.base import Workload
+    from fedagrac.engines.workload import Workload
 
 __all__ = ["SerialEngine", "seed_dropout", "training"]
 

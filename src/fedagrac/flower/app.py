@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from fedagrac.errors import InputError
-from fedagrac.folders import make_folder, write_atomically
+from fedagrac.files import make_folder, write_atomically
 
 __all__ = ["write_app"]
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import torch
 
+from fedagrac.core.local import EXACT_BELOW, Plan, Result
 from fedagrac.data.federation import Federation
 from fedagrac.engines import LanesEngine, Loss, SerialEngine, Workload
 from fedagrac.errors import FedagracError, InputError, count, positive
 from fedagrac.flower.extra import require_flower
 from fedagrac.flower.wire import PROTOCOL, Parcel, fingerprint, pack, unpack
-from fedagrac.local import EXACT_BELOW, Plan, Result
 from fedagrac.models.vector import VectorModel
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedagrac.errors import InputError, count
+from fedagrac.files import make_folder, write_atomically
 from fedagrac.flower.extra import require_flower
-from fedagrac.folders import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedagrac.cohort import Cohort, Population
-from fedagrac.config import build_guard
+from fedagrac.core.cohort import Cohort, Population
+from fedagrac.core.local import Plan, Result
+from fedagrac.experiments.schema import build_guard
 from fedagrac.flower.link import Link, MissedError
 from fedagrac.flower.settings import ClientSteps
 from fedagrac.flower.wire import BadReplyError, Parcel
-from fedagrac.guard import step_lengths
-from fedagrac.local import Plan, Result
+from fedagrac.rounds.guard import step_lengths
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from fedagrac.algorithms import Algorithm
     from fedagrac.algorithms.base import Rows, State
-    from fedagrac.clients import ClientTable
     from fedagrac.flower.settings import Settings
     from fedagrac.models.vector import VectorModel
+    from fedagrac.storage.clients import ClientTable
 
 __all__ = ["Collected", "Round", "needs_steps_first"]
 

@@ -23,23 +23,23 @@ from fedagrac.callbacks.run_folder import (
     write_end,
     write_history,
 )
-from fedagrac.checkpoints import Checkpoint, CheckpointError, check_fits, read_checkpoint, write_checkpoint
-from fedagrac.clients import ClientTable
-from fedagrac.cohort import Cohort, Population
+from fedagrac.core.cohort import Cohort, Population
+from fedagrac.core.streams import first_weights
 from fedagrac.data.batches import epoch_steps
 from fedagrac.data.federation import Federation
-from fedagrac.divergence import Divergence
 from fedagrac.engines import Loss, Workload
 from fedagrac.errors import FedagracError, InputError
-from fedagrac.evaluation import evaluate
+from fedagrac.files import claimed
 from fedagrac.flower.extra import require_flower
 from fedagrac.flower.link import Link, RemoteGradients
 from fedagrac.flower.rounds import Round, needs_steps_first
 from fedagrac.flower.wire import BadReplyError, Parcel, fingerprint
-from fedagrac.folders import claimed
 from fedagrac.models.vector import VectorModel
-from fedagrac.results import History
-from fedagrac.streams import first_weights
+from fedagrac.rounds.divergence import Divergence
+from fedagrac.rounds.evaluation import evaluate
+from fedagrac.rounds.record import History
+from fedagrac.storage.checkpoints import Checkpoint, CheckpointError, check_fits, read_checkpoint, write_checkpoint
+from fedagrac.storage.clients import ClientTable
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -12,9 +12,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from fedagrac.algorithms import Algorithm
-from fedagrac.config import STEPS, AlgorithmSettings, build_guard, build_kind, section
 from fedagrac.engines import ENGINES
 from fedagrac.errors import MOST_CLIENTS, InputError, count, non_negative, one_of, positive, unknown
+from fedagrac.experiments.schema import STEPS, AlgorithmSettings, build_guard, build_kind, section
 from fedagrac.heterogeneity import StepSchedule
 from fedagrac.parsing import parse_json
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedagrac.core.streams import Purpose, stream
 from fedagrac.errors import MOST_CLIENTS, InputError, count, fraction, non_negative, one_of, positive, unknown
 from fedagrac.heterogeneity.steps import StepSchedule, whole_steps
-from fedagrac.streams import Purpose, stream
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from fedagrac.core.streams import Purpose, stream
 from fedagrac.errors import MOST_CLIENTS, InputError, count, one_of
-from fedagrac.streams import Purpose, stream
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedagrac.core.streams import Purpose, stream
 from fedagrac.errors import InputError, count, non_negative, one_of, positive
-from fedagrac.streams import Purpose, stream
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -20,7 +20,7 @@ from fedagrac.heterogeneity import Explicit
 from fedagrac.paper.recipe import Found, Recipe, Scale, Table, Verdict
 from fedagrac.paper.records import Cell
 from fedagrac.paper.runner import Deadline, one_by_one, outcome_of
-from fedagrac.simulation import simulate
+from fedagrac.rounds.api import simulate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedagrac.simulation import Run
+    from fedagrac.rounds.api import Run
 
 __all__ = ["RECIPE"]
 

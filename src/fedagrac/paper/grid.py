@@ -9,7 +9,7 @@ from typing import Any
 
 from fedagrac.paper.recipe import Found, Verdict
 from fedagrac.paper.records import Cell, Record
-from fedagrac.results import over_seeds
+from fedagrac.rounds.record import over_seeds
 
 __all__ = ["Choice", "best", "choices", "compare_means", "grid_cells", "seeded", "setting_text"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedagrac.folders import make_folder, write_atomically
+from fedagrac.files import make_folder, write_atomically
 from fedagrac.parsing import parse_json
 
 __all__ = ["Cell", "Record", "Records"]

@@ -14,11 +14,11 @@ from fedagrac import heterogeneity, models
 from fedagrac.algorithms import Algorithm, algorithm
 from fedagrac.callbacks import Callback
 from fedagrac.callbacks.run_folder import environment
-from fedagrac.data import partition
+from fedagrac.core.schedule import Piecewise
+from fedagrac.core.streams import first_weights
+from fedagrac.data import partitions as partition
 from fedagrac.data.federation import Federation
-from fedagrac.schedule import Piecewise
-from fedagrac.simulation import Stop, simulate_many
-from fedagrac.streams import first_weights
+from fedagrac.rounds.api import Stop, simulate_many
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedagrac.paper.records import Cell, Record, Records
-    from fedagrac.results import History
-    from fedagrac.simulation import Run
+    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.record import History
 
 __all__ = ["Deadline", "one_by_one", "outcome_of", "run_cells", "run_simulations"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from fedagrac.folders import make_folder, write_atomically
+from fedagrac.files import make_folder, write_atomically
 from fedagrac.report.charts import charts_of
 from fedagrac.report.page import render_page
 from fedagrac.report.pictures import plot_chart, plot_costs, plot_curves, plot_labels, plot_steps, save

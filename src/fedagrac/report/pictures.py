@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedagrac.folders import write_atomically
+from fedagrac.files import write_atomically
 from fedagrac.report.charts import charts_of, curve, frame, headline, series_of, target_of
 from fedagrac.report.style import SHADE
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, Val
 from fedagrac.data.describe import Description
 from fedagrac.errors import InputError
 from fedagrac.parsing import parse_json, parse_toml
-from fedagrac.results import History
+from fedagrac.rounds.record import History
 
 __all__ = ["StoredRun", "find_runs", "read_run"]
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedagrac.study import Rate, Study
+    from fedagrac.experiments.study import Rate, Study
 
 __all__ = ["plot_study"]
 

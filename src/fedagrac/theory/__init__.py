@@ -1,7 +1,7 @@
 """The paper's theory as something to run: constants, bounds, fixed points and rates of a problem of one's own.
 
-`fedagrac theory EXPERIMENT.toml` does all of it for an experiment (`fedagrac.study`). No experiment, file or
-picture enters here.
+`fedagrac theory EXPERIMENT.toml` does all of it for an experiment (`fedagrac.experiments.study`). No experiment,
+file or picture enters here.
 """
 
 from __future__ import annotations

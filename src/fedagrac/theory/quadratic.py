@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedagrac.algorithms import FedaGrac, FedAvg, FedLin, FedNova, FedProx, Scaffold
-from fedagrac.cohort import fast_clients
+from fedagrac.core.cohort import fast_clients
 from fedagrac.errors import FedagracError, InputError, count, non_negative, positive
 
 if TYPE_CHECKING:

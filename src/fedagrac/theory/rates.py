@@ -15,7 +15,7 @@ from fedagrac.errors import InputError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fedagrac.simulation import Run
+    from fedagrac.rounds.api import Run
     from fedagrac.theory.measure import Constants
     from fedagrac.theory.problem import Problem
 

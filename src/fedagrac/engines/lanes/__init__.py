@@ -1,0 +1,5 @@
+"""The lanes engine: many clients as one batch of local steps."""
+
+from fedagrac.engines.lanes.engine import LanesEngine
+
+__all__ = ["LanesEngine"]

@@ -1,0 +1,286 @@
+"""Lanes whose steps have a few fixed shapes, so that a step can be prepared once and repeated.
+
+A CUDA graph replays a step without the cost of Python and of launching kernels, a compiled step runs without that
+of calling operations; but only with the shapes and the memory they were made with. So the lanes live in buffers
+that stay, everything a step needs is looked up in tables by a step counter on the device, and a step runs on the
+smallest of a few widths that covers the lanes still running. Lanes that are done are carried along with step size
+0 until the width shrinks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedagrac.engines.lanes.compiled import compile_step
+from fedagrac.engines.lanes.descend import descend
+from fedagrac.engines.workload import starts_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from fedagrac.core.local import Plan, Result
+    from fedagrac.engines.lanes.engine import Wave
+    from fedagrac.engines.workload import Workload
+
+__all__ = ["FixedLanes", "widths_for"]
+
+TABLE_STEPS = 250
+"""Steps whose batches and step sizes are laid out at a time; a multiple of every number of unrolled steps."""
+
+WIDTHS = 8
+"""At most so many widths are recorded: each costs a recording."""
+
+COMPILED_WIDTHS = 4
+"""At most so many widths are compiled: each costs seconds."""
+
+UNROLL = (5, 2, 1)
+"""How many steps of a small model one compiled call makes: the most that the longest lane needs."""
+
+Pieces = Callable[["list[Tensor]", "Tensor", "Tensor | None", "tuple[Tensor, Tensor]"], Any]
+"""Losses and gradients, parameter by parameter, of lanes whose parameters are given in blocks."""
+
+
+def widths_for(lanes: int, most: int = WIDTHS) -> list[int]:
+    """Return the widths for so many lanes, largest first, evenly spaced.
+
+    Examples:
+        >>> widths_for(20)
+        [20, 18, 15, 13, 10, 8, 5, 3]
+        >>> widths_for(20, most=4)
+        [20, 15, 10, 5]
+        >>> widths_for(3)
+        [3, 2, 1]
+    """
+    return sorted({-(-lanes * i // most) for i in range(1, most + 1)}, reverse=True)
+
+
+class Kind(NamedTuple):
+    """What tells prepared steps apart: lanes, whether first gradients are still collected, steps per call."""
+
+    width: int
+    collecting: bool
+    unroll: int
+
+
+class Buffers(NamedTuple):
+    """Everything a step reads and writes; parameters in one contiguous block [W, ...] each.
+
+    Attributes:
+        X, C, first, total: models, corrections, first gradients and gradient sums, block by block.
+        center: where each lane started, to which its proximal term pulls.
+        loss: sum of losses, [W].
+        mu: proximal coefficients, [W].
+        samples, shifts: what each step uses, [steps, W, batch] and [steps, W, batch, 3].
+        rates: per step and lane the step size, 1 while the lane runs, and the weight in the first gradient.
+        counter: the next step.
+        pool: all training inputs and targets.
+    """
+
+    X: list[Tensor]
+    C: list[Tensor] | None
+    first: list[Tensor] | None
+    total: list[Tensor] | None
+    center: list[Tensor] | None
+    loss: Tensor
+    mu: Tensor
+    samples: Tensor
+    shifts: Tensor | None
+    rates: Tensor
+    counter: Tensor
+    pool: tuple[Tensor, Tensor]
+
+
+class FixedLanes:
+    """Buffers and prepared steps for waves of one shape: lanes, batch size and the parts that a plan has."""
+
+    def __init__(
+        self, wave: Wave, plan: Plan, x: Tensor, workload: Workload, pieces: Pieces, compiled: bool = False
+    ) -> None:
+        self._pieces, self._model, self._weight_decay = pieces, workload.model, workload.weight_decay
+        W, batch = len(wave.rows), wave.samples.shape[1]
+        device, dtype = x.device, x.dtype
+        shifts = None
+        if wave.shifts is not None:
+            shifts = torch.zeros((TABLE_STEPS, W, batch, 3), dtype=torch.int64, device=device)
+        self.buffers = Buffers(
+            X=self._blocks(W, x),
+            C=None if plan.correction is None else self._blocks(W, x),
+            first=self._blocks(W, x) if plan.first_steps.any() else None,
+            total=self._blocks(W, x) if plan.accumulate else None,
+            center=self._blocks(W, x) if plan.mu.any() else None,
+            loss=torch.zeros(W, dtype=torch.float64, device=device),
+            mu=torch.zeros(W, dtype=dtype, device=device),
+            samples=torch.zeros((TABLE_STEPS, W, batch), dtype=torch.int64, device=device),
+            shifts=shifts,
+            rates=torch.zeros((TABLE_STEPS, W, 3), dtype=dtype, device=device),
+            counter=torch.zeros(1, dtype=torch.int64, device=device),
+            pool=workload.pool,
+        )
+        self.compiled = compiled
+        self.unroll = _unroll(wave, workload) if compiled else 1
+        self.widths = widths_for(W, COMPILED_WIDTHS if compiled else WIDTHS)
+        self._prepared: dict[Kind, Callable[[], Any]] = {}
+        self._pool: Any = None
+
+    def _blocks(self, lanes: int, x: Tensor) -> list[Tensor]:
+        views = self._model.views(x.reshape(-1, x.shape[-1])[0]).values()
+        return [torch.zeros((lanes, *view.shape), dtype=x.dtype, device=x.device) for view in views]
+
+    def _fill(self, blocks: list[Tensor], rows: Tensor) -> None:
+        """Copy rows [W, d] into blocks."""
+        for block, view in zip(blocks, self._model.row_views(rows).values(), strict=True):
+            block.copy_(view)
+
+    @staticmethod
+    def shape(wave: Wave, plan: Plan, workload: Workload, compiled: bool) -> tuple[object, ...]:
+        """Return what must agree for a prepared step to be repeated."""
+        parts = plan.correction is not None, bool(plan.mu.any()), bool(plan.first_steps.any()), plan.accumulate
+        unroll = _unroll(wave, workload) if compiled else 1
+        return len(wave.rows), wave.samples.shape[1], wave.shifts is not None, unroll, *parts
+
+    def run(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
+        """Run a wave and write its rows into the result; what is not recorded or compiled yet is so first."""
+        kinds = self._kinds(wave, plan)
+        for kind in dict.fromkeys(kinds):
+            if kind not in self._prepared:
+                self._prepared[kind] = self._prepare(kind)
+        b = self.buffers
+        rows = torch.from_numpy(wave.rows).to(x.device)
+        x_of_rows = starts_of(x, rows)
+        self._fill(b.X, x_of_rows)
+        b.loss.zero_()
+        if b.C is not None and plan.correction is not None:
+            self._fill(b.C, plan.correction[rows])
+        if b.center is not None:
+            self._fill(b.center, x_of_rows)
+            b.mu.copy_(torch.as_tensor(plan.mu[wave.rows], dtype=x.dtype))
+        for collected in (b.first, b.total):
+            for block in collected or ():
+                block.zero_()
+        starts = np.concatenate([[0], np.cumsum(wave.running)[:-1]])
+        for begin in range(0, len(wave.running), TABLE_STEPS):
+            steps = slice(begin, min(begin + TABLE_STEPS, len(wave.running)))
+            self._lay_out(wave, plan, starts[steps], wave.running[steps], begin)
+            for kind in kinds[begin // self.unroll : -(-steps.stop // self.unroll)]:
+                self._prepared[kind]()
+        K = torch.as_tensor(plan.steps[wave.rows], dtype=torch.float64, device=x.device)
+        result.loss[rows] = b.loss / K
+        for blocks, into in ((b.X, result.models), (b.first, result.first), (b.total, result.total)):
+            if blocks is not None and into is not None:
+                self._take_out(blocks, into, wave.rows)
+
+    def _take_out(self, blocks: list[Tensor], into: Tensor, rows: npt.NDArray[np.int64]) -> None:
+        """Copy blocks into rows of a matrix [m, d]; a single row without a list, which takes half the time."""
+        where = int(rows[0]) if len(rows) == 1 else torch.from_numpy(rows).to(into.device)
+        for block, view in zip(blocks, self._model.row_views(into).values(), strict=True):
+            view[where] = block[0] if len(rows) == 1 else block
+
+    def _lay_out(
+        self, wave: Wave, plan: Plan, starts: npt.NDArray[np.int64], running: npt.NDArray[np.int64], begin: int
+    ) -> None:
+        """Fill the tables for the steps that follow; idle lanes look at the first lane's batch and stand still."""
+        b = self.buffers
+        T, W = len(starts), len(wave.rows)
+        active = np.arange(W) < running[:, None]
+        where = torch.from_numpy(starts[:, None] + np.where(active, np.arange(W), 0)).to(b.loss.device)
+        b.samples[:T] = wave.samples[where]
+        if b.shifts is not None and wave.shifts is not None:
+            b.shifts[:T] = wave.shifts[where]
+        n_first = plan.first_steps[wave.rows]
+        in_first = (begin + np.arange(T))[:, None] < n_first
+        rates = np.stack([active * plan.lr[wave.rows], active, in_first / np.maximum(n_first, 1)], axis=-1)
+        b.rates[:T] = torch.as_tensor(rates, dtype=b.rates.dtype)
+        b.rates[T : T + self.unroll] = 0  # steps that a call makes beyond the last
+        b.counter.zero_()
+
+    def _kinds(self, wave: Wave, plan: Plan) -> list[Kind]:
+        """Return the calls of a wave: each as wide as its first step needs."""
+        collecting = int(plan.first_steps[wave.rows].max())
+        widths = np.array(self.widths)
+        return [
+            Kind(
+                int(widths[widths >= wave.running[k]].min()),
+                self.buffers.first is not None and (self.compiled or k < collecting),
+                self.unroll,
+            )
+            for k in range(0, len(wave.running), self.unroll)
+        ]
+
+    def _steps(self, kind: Kind, b: Buffers) -> None:
+        """Make the local steps of one call."""
+        for _ in range(kind.unroll):
+            self._step(kind, b)
+
+    def _step(self, kind: Kind, b: Buffers) -> None:
+        """One local step of the first lanes; everything is read from and written to the buffers."""
+        width = kind.width
+        samples = b.samples[:, :width].index_select(0, b.counter)[0]
+        shifts = None if b.shifts is None else b.shifts[:, :width].index_select(0, b.counter)[0]
+        eta, runs, in_first = b.rates[:, :width].index_select(0, b.counter)[0].unbind(1)
+        losses, gradients = self._pieces([block[:width] for block in b.X], samples, shifts, b.pool)
+        b.loss[:width] += losses * runs
+        for i, g in enumerate(gradients):
+            X = b.X[i][:width]
+
+            def per_lane(values: Tensor, X: Tensor = X) -> Tensor:
+                return values.reshape(-1, *[1] * (X.ndim - 1))
+
+            if self._weight_decay:
+                g = g.add(X, alpha=self._weight_decay)  # noqa: PLW2901
+            if b.total is not None:
+                b.total[i][:width].addcmul_(g, per_lane(runs))
+            if b.first is not None and kind.collecting:
+                b.first[i][:width].addcmul_(g, per_lane(in_first))
+            if b.center is not None:
+                g = g + per_lane(b.mu[:width]) * (X - b.center[i][:width])  # noqa: PLW2901
+            descend(X, g, None if b.C is None else b.C[i][:width], eta)
+        b.counter.add_(1)
+
+    def _prepare(self, kind: Kind) -> Callable[[], Any]:
+        """Return the steps of a kind as something to call: compiled, recorded, or as they are."""
+        if self.compiled:
+            return compile_step(lambda buffers: self._steps(kind, Buffers(*buffers)), self.buffers)
+        if self.buffers.loss.device.type == "cuda":
+            return self._record(kind)
+        return lambda: self._steps(kind, self.buffers)
+
+    def _record(self, kind: Kind) -> Callable[[], Any]:
+        """Record a step as a CUDA graph."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.buffers.counter.zero_()
+        side.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        with torch.random.fork_rng([self.buffers.loss.device]):  # dropout begins where it was
+            with torch.cuda.stream(side):
+                for _ in range(3):  # libraries choose their kernels and allocate before anything is recorded
+                    self._steps(kind, self.buffers)
+            torch.cuda.current_stream().wait_stream(side)
+            with _no_garbage_collection(), torch.cuda.graph(graph, pool=self._pool):
+                self._steps(kind, self.buffers)
+        self._pool = graph.pool()
+        return graph.replay
+
+
+def _unroll(wave: Wave, workload: Workload) -> int:
+    """Return how many steps one compiled call makes."""
+    return next(n for n in UNROLL if n <= len(wave.running)) if workload.small else 1
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect garbage now, not while a step is recorded: freeing an earlier graph would spoil the recording."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,326 @@
+"""Convolutions and pools of many lanes at once.
+
+A vmapped convolution becomes a grouped one, which cuDNN runs one group after another. On a GPU, laying the
+patches out as columns makes it one batched matrix product over all lanes; which of the two is faster depends on
+the shape, so it is measured once per shape. On a CPU grouped convolutions are fine if the channels of all lanes
+lie side by side in memory, and pools if they leave them there.
+
+The user's module is not touched: a mode sees its calls and routes them to functions that say how they are
+vmapped. The gradient is taken outside the vmap, so torch differentiates what those functions call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.func import vmap
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from fedagrac.engines.lanes.patches import Convolution, columns_of, pictures_of
+from fedagrac.engines.lanes.pools import Maxima, tiling_window
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["RoutedLayers", "convolutions_of", "faster_as_products"]
+
+_OPTIONS = ("bias", "stride", "padding", "dilation", "groups")
+
+
+class RoutedLayers(TorchFunctionMode):
+    """While active, layers run as functions of many lanes.
+
+    Attributes:
+        products: convolutions that become products of patches; all others are grouped convolutions.
+        side_by_side: lay the channels of all lanes side by side, for CPUs.
+        fused: pools and dropout from operations that a compiler joins with their neighbours; slower uncompiled.
+    """
+
+    def __init__(
+        self, products: Iterable[Convolution] = (), side_by_side: bool = False, fused: bool = False
+    ) -> None:
+        super().__init__()
+        self.products = frozenset(products)
+        self.side_by_side = side_by_side
+        self.fused = fused
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Route convolutions, pools and linear layers; leave everything else alone."""
+        if func is torch.conv2d:
+            inputs, weight, bias, convolution = _parse(args, kwargs or {})
+            if convolution is not None and (self.side_by_side or convolution in self.products):
+                layer = _SideBySide if self.side_by_side else _Products
+                output: Tensor = layer.apply(inputs, weight, convolution)  # type: ignore[no-untyped-call]
+                return output if bias is None else output + bias[:, None, None]
+        if func is functional.max_pool2d and not (kwargs or {}).get("return_indices", False) and len(args) < 7:
+            window = tiling_window(args[1:], kwargs or {}) if self.fused else None
+            return _Pool.apply(args[0], self.side_by_side, window, args[1:], kwargs or {})  # type: ignore[no-untyped-call]
+        if func is functional.dropout and self.side_by_side:
+            return _dropout(self.fused, *args, **(kwargs or {}))
+        if func is functional.group_norm and self.side_by_side:  # its vmap refuses channels that lie elsewhere
+            return func(args[0].contiguous(), *args[1:], **(kwargs or {}))
+        if func is functional.linear and not kwargs and args[0].ndim == 2 and not self.side_by_side:
+            return _linear(*args)
+        return func(*args, **(kwargs or {}))
+
+
+def _dropout(fused: bool, inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Return dropout with masks from uniform numbers: on a CPU those come many times faster than coin tosses.
+
+    In compiled steps, where torch's numbers would come one by one, they are scrambled counters.
+    """
+    if not training or p in (0.0, 1.0):
+        return functional.dropout(inputs, p, training)
+    if not fused:
+        return torch.where(torch.rand_like(inputs) >= p, inputs / (1 - p), 0.0)
+    seeds = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=inputs.device)
+    kept = _scrambled(inputs.numel(), seeds) >= round(p * 2**32) - 2**31
+    factor = torch.where(kept, torch.tensor(1 / (1 - p), dtype=inputs.dtype, device=inputs.device), 0.0)
+    factor = factor.as_strided(factor.shape, factor.stride())  # in memory, not made anew wherever it is read
+    return inputs * factor.reshape(inputs.shape)
+
+
+def _scrambled(count: int, seeds: Tensor) -> Tensor:
+    """Return so many 32-bit integers, evenly spread over all of them: counters mixed with two seeds.
+
+    Each mixing is a bijection in which every bit touches all others. Shifts and factors are those of C. Wellons'
+    "lowbias32".
+    """
+    numbers = torch.arange(count, dtype=torch.int32, device=seeds.device)
+    for seed in seeds.unbind():
+        numbers = numbers ^ seed
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32)):
+            numbers = (numbers ^ (numbers >> shift & 2 ** (32 - shift) - 1)) * factor
+        numbers = numbers ^ (numbers >> 16 & 0xFFFF)
+    return numbers
+
+
+def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return inputs times weights, weights first: their gradient then comes out in their own layout, uncopied."""
+    output = weight @ inputs.T
+    return (output if bias is None else output + bias[:, None]).T
+
+
+def _lanes_first(value: Tensor, at: int | None, lanes: int) -> Tensor:
+    """Return a tensor with the lanes in front, repeated where it is the same for all."""
+    return value.expand(lanes, *value.shape) if at is None else value.movedim(at, 0)
+
+
+class _Routed(torch.autograd.Function):
+    """A function that is only called under vmap, and says there what to do with all lanes together.
+
+    It needs no backward pass: torch differentiates what its vmap calls.
+    """
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: the gradient is taken of what the vmap calls."""
+
+
+class _Convolution(_Routed):
+    """A convolution without bias."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+        return functional.conv2d(x, w, None, c.stride, c.padding)
+
+
+class _Products(_Convolution):
+    """A convolution as one batched product of all lanes' weights and patches."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, c: Convolution) -> tuple[Tensor, int]:
+        """Lay out, multiply."""
+        lanes = info.batch_size
+        output: Tensor = _PatchProduct.apply(  # type: ignore[no-untyped-call]
+            _lanes_first(x, in_dims[0], lanes), _lanes_first(w, in_dims[1], lanes), c
+        )
+        return output, 0
+
+
+class _PatchProduct(torch.autograd.Function):
+    """Pictures [lanes, n, C, H, W] and weights [lanes, O, C, h, w] to outputs [lanes, n, O, R, Q].
+
+    Outputs are stored [lanes, O, n, R, Q], as the product leaves them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+        columns = columns_of(x, c)
+        ctx.save_for_backward(columns, w)
+        ctx.convolution = c
+        product = w.reshape(len(w), c.weight[0], -1) @ columns
+        return product.reshape(len(w), c.weight[0], c.inputs[0], *c.places).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        columns, w = ctx.saved_tensors
+        c = ctx.convolution
+        flat = gradient.transpose(1, 2).reshape(len(w), c.weight[0], -1)
+        to_weights = (flat @ columns.transpose(1, 2)).reshape(w.shape)
+        if not ctx.needs_input_grad[0]:
+            return None, to_weights, None
+        return pictures_of(w.reshape(len(w), c.weight[0], -1).transpose(1, 2) @ flat, c), to_weights, None
+
+
+class _SideBySide(_Convolution):
+    """A grouped convolution over channels of all lanes that lie side by side in memory."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, c: Convolution) -> tuple[Tensor, int]:
+        """One group per lane."""
+        lanes = info.batch_size
+        channels = _lanes_first(x, in_dims[0], lanes).movedim(0, 1).flatten(1, 2)
+        weights = _lanes_first(w, in_dims[1], lanes).flatten(0, 1)
+        output = functional.conv2d(
+            channels.contiguous(memory_format=torch.channels_last),
+            weights.contiguous(memory_format=torch.channels_last),
+            None, c.stride, c.padding, groups=lanes,
+        )  # fmt: skip
+        return output.reshape(len(output), lanes, -1, *c.places), 1
+
+
+class _Pool(_Routed):
+    """A maximum over windows: every picture and channel is on its own, so lanes join wherever they lie."""
+
+    @staticmethod
+    def forward(x: Tensor, side_by_side: bool, window: int | None, args: Any, options: Any) -> Tensor:
+        output: Tensor = functional.max_pool2d(x, *args, **options)
+        return output
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, x: Tensor, side_by_side: bool, window: int | None, args: Any, options: Any
+    ) -> tuple[Tensor, int]:
+        """Join lanes with channels, or with what stands beside them in memory.
+
+        Given their window, maxima are taken without noting where they are.
+        """
+        x = x.movedim(in_dims[0], 0)
+        if x.ndim == 5 and side_by_side:
+            joined = x.movedim(0, 1).flatten(1, 2)
+            if window is None:
+                pooled = functional.max_pool2d(joined, *args, **options)
+            else:
+                pooled = Maxima.apply(joined, window)  # type: ignore[no-untyped-call]
+            return torch.unflatten(pooled, 1, (info.batch_size, -1)), 1
+        swapped = x.ndim == 5 and not x.is_contiguous() and x.transpose(1, 2).is_contiguous()
+        if swapped:
+            x = x.transpose(1, 2)
+        output = functional.max_pool2d(x.flatten(0, 1), *args, **options).unflatten(0, x.shape[:2])
+        return output.transpose(1, 2) if swapped else output, 0
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+def _parse(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor | None, Convolution | None]:
+    """Return input, weight, bias and the convolution, or None for one that is left to conv2d."""
+    inputs, weight, *rest = args
+    options = dict(zip(_OPTIONS, rest, strict=False)) | kwargs
+    plain = (
+        inputs.ndim == 4
+        and options.get("groups", 1) == 1
+        and _pair(options.get("dilation", 1)) == (1, 1)
+        and not isinstance(options.get("padding", 0), str)
+    )
+    convolution = None
+    if plain:
+        stride, padding = _pair(options.get("stride", 1)), _pair(options.get("padding", 0))
+        convolution = Convolution(tuple(inputs.shape), tuple(weight.shape), stride, padding)
+    return inputs, weight, options.get("bias"), convolution
+
+
+class _Collect(TorchFunctionMode):
+    """Notes the convolutions it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Convolution] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.conv2d:
+            convolution = _parse(args, kwargs or {})[3]
+            if convolution is not None:
+                self.found.append(convolution)
+        return func(*args, **(kwargs or {}))
+
+
+def convolutions_of(module: torch.nn.Module, inputs: Tensor) -> list[Convolution]:
+    """Return the different convolutions of one forward pass, in order."""
+    with torch.no_grad(), _Collect() as seen:
+        module(inputs)
+    return list(dict.fromkeys(seen.found))
+
+
+def faster_as_products(
+    convolutions: Iterable[Convolution], lanes: int, device: torch.device, dtype: torch.dtype
+) -> list[Convolution]:
+    """Measure each convolution both ways, forward and backward over so many lanes; return those to route."""
+    return [
+        c
+        for c in convolutions
+        if _seconds(c, lanes, device, dtype, True) < _seconds(c, lanes, device, dtype, False)
+    ]
+
+
+def _seconds(c: Convolution, lanes: int, device: torch.device, dtype: torch.dtype, products: bool) -> float:
+    """Return the time of a forward and backward pass; on a GPU that of its kernels alone."""
+    try:
+        inputs = torch.zeros((lanes, *c.inputs), dtype=dtype, device=device, requires_grad=True)
+        weights = torch.zeros((lanes, *c.weight), dtype=dtype, device=device, requires_grad=True)
+
+        def one(x: Tensor, w: Tensor) -> Tensor:
+            return functional.conv2d(x, w, None, c.stride, c.padding)
+
+        def both() -> None:
+            with torch.enable_grad(), RoutedLayers([c] if products else []):
+                outputs = vmap(one)(inputs, weights)
+                torch.autograd.grad(outputs, (inputs, weights), torch.ones_like(outputs))
+
+        repeat: Callable[[], Any] = both
+        if device.type == "cuda":
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                both()
+                both()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                both()
+            repeat = graph.replay
+        best = float("inf")
+        for _ in range(5):  # the first includes the libraries' own choices
+            _wait(device)
+            begun = time.perf_counter()
+            repeat()
+            _wait(device)
+            best = min(best, time.perf_counter() - begun)
+    except torch.OutOfMemoryError:
+        return float("inf")
+    return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,1 @@
+"""The round loop: servers, fleets, and what happens between two rounds."""

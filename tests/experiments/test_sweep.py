@@ -1,0 +1,247 @@
+"""fedagrac sweep: the grid, the best of each algorithm, and what is written."""
+
+import functools
+import json
+import signal
+import tomllib
+from dataclasses import replace
+
+import pytest
+import tomli_w
+
+from fedagrac.callbacks import Checkpoints
+from fedagrac.callbacks.progress import Progress
+from fedagrac.cli.app import main
+from fedagrac.errors import InputError
+from fedagrac.experiments.run import prepare
+from fedagrac.experiments.schema import Experiment
+from fedagrac.experiments.sweep import Choice, Point, Sweep, at_the_edge, best_choices, read_axes
+from fedagrac.report.heatmaps import HeatMap, plot_heat_maps
+from fedagrac.rounds.api import simulate, simulate_many
+from fedagrac.storage.checkpoints import read_checkpoint
+
+TABLE = {
+    "name": "mini",
+    "rounds": 3,
+    "seed": 5,
+    "data": {"name": "digits", "clients": 4, "partition": {"kind": "dirichlet", "alpha": 0.3}, "batch_size": 10},
+    "steps": {"kind": "linear", "first": 2, "increment": 4},
+    "algorithm": [{"name": "fedavg", "lr": 0.1}, {"name": "fedprox", "lr": 0.1, "label": "prox"}],
+}
+
+
+def choice(value, *results, status="finished", algorithm="a", key="lr"):
+    """A point whose seeds ended with these (accuracy, rounds to target, loss)."""
+    rows = tuple(
+        {"status": status, "final_accuracy": a, "rounds_to_target": r, "final_test_loss": loss}
+        for a, r, loss in results
+    )
+    return Choice(Point(algorithm, f"{algorithm} {key}={value}", {key: value}, {}), rows)
+
+
+def test_a_sweep_is_a_wider_experiment():
+    sweep = Sweep.of(TABLE, ["algorithm.lr=0.1,0.5", "algorithm.prox.mu=1,0.1"], seeds=2)
+    assert [point.label for point in sweep.points] == [
+        "fedavg lr=0.1",
+        "fedavg lr=0.5",
+        "prox lr=0.1 mu=1",
+        "prox lr=0.1 mu=0.1",
+        "prox lr=0.5 mu=1",
+        "prox lr=0.5 mu=0.1",
+    ]
+    assert [e.seed for e in sweep.experiments] == [5, 6]
+    entry = sweep.experiments[1].algorithm[5]
+    assert (entry.name, entry.lr, entry.options) == ("fedprox", 0.5, {"mu": 0.1})
+
+
+def test_values_may_be_words_numbers_or_tables():
+    table = {"algorithm": [{"name": "fedagrac", "lr": 1}]}
+    axes = read_axes(
+        table,
+        [
+            "algorithm.init=full,zeros",
+            'algorithm.first_steps="epoch",1',
+            "algorithm.calibration=1.0,{0=0.1, 5=1.0}",
+        ],
+    )
+    assert [axis.values for axis in axes] == [("full", "zeros"), ("epoch", 1), (1.0, {"0": 0.1, "5": 1.0})]
+
+
+@pytest.mark.parametrize(
+    ("grid", "word"),
+    [
+        ("lr=0.1,0.2", "algorithm.KEY"),
+        ("algorithm.lr=", "algorithm.KEY"),
+        ("algorithm.lr", "algorithm.KEY"),
+        ("steps.variance=0,1", "--set"),
+        ("algorithm.nu=1,2", "did you mean 'mu'"),
+        ("algorithm.fedavg.mu=1,2", "one of lr"),
+        ("algorithm.fednova.lr=1,2", "fedavg, prox"),
+        ("algorithm.lr=0.1,0.1", "different values"),
+        ("algorithm.lr=0.1,,0.2", "different values"),
+        ("algorithm.lr=-1,2", "above 0"),
+    ],
+)
+def test_bad_grids_are_said_before_any_work(grid, word):
+    with pytest.raises(InputError, match=word):
+        Sweep.of(TABLE, [grid], 1)
+
+
+def test_a_setting_is_given_once():
+    with pytest.raises(InputError, match="once per algorithm"):
+        Sweep.of(TABLE, ["algorithm.lr=1,2", "algorithm.prox.lr=3"], 1)
+
+
+def test_the_best_by_accuracy_rounds_and_loss():
+    low = choice(0.1, (0.7, 20, 0.9), (0.8, None, 0.7))
+    high = choice(0.2, (0.74, 30, 0.5), (0.75, 40, 0.6))
+    assert best_choices([low, high], "accuracy")["a"] is low
+    assert best_choices([low, high], "rounds")["a"] is high  # every seed arrives
+    assert best_choices([low, high], "loss")["a"] is high
+    assert low.mean("accuracy") == pytest.approx(0.75)
+    assert low.spread("accuracy") == pytest.approx(0.0707, abs=1e-4)
+    assert low.mean("rounds") is None
+    other = choice(0.3, (0.1, 1, 0.1), algorithm="b")
+    assert set(best_choices([low, other, high], "accuracy")) == {"a", "b"}
+
+
+def test_what_diverged_is_never_the_best():
+    lost = choice(0.9, (0.99, 1, 0.01), status="diverged")
+    assert best_choices([lost, choice(0.1, (0.2, None, 3.0))], "accuracy")["a"].point.setting == {"lr": 0.1}
+    assert lost.mean("accuracy") is None
+
+
+def test_the_edge_of_a_grid():
+    grid = [choice(value, (0.5, None, 1.0)) for value in (0.1, 0.2)]
+    assert at_the_edge(grid[0], grid) == []  # two values have no inside
+    words = [choice(value, (0.5, None, 1.0), key="init") for value in ("full", "zeros", "other")]
+    assert at_the_edge(words[0], words) == []
+
+
+def test_heat_maps_show_every_number_and_frame_the_best():
+    values = ((70.0, None), (80.25, 60.0))
+    figure = plot_heat_maps([HeatMap("fedprox", "lr", ("0.1", "0.2"), "mu", ("1", "0.1"), values, "accuracy")])
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.texts] == ["70.0", "-", "80.2", "60.0"]
+    (frame,) = [patch for patch in axes.patches if patch.get_linewidth() == 1.6]
+    assert frame.get_xy() == (-0.5, 0.5)
+    smallest = HeatMap("x", "lr", ("0.1", "0.2"), "", ("",), ((5.0,), (3.0,)), "rounds", larger_is_better=False)
+    figure = plot_heat_maps([smallest])
+    (frame,) = [patch for patch in figure.axes[0].patches if patch.get_linewidth() == 1.6]
+    assert frame.get_xy() == (-0.5, 0.5)
+
+
+def test_the_command(tmp_path, capsys):
+    """Points have the numbers of a plain run; best.toml is an experiment with the best of each."""
+    file = tmp_path / "mini.toml"
+    import tomli_w
+
+    file.write_text(tomli_w.dumps(TABLE))
+    out = tmp_path / "out"
+    arguments = ["sweep", str(file), "--grid", "algorithm.lr=0.02,0.3", "--grid", "algorithm.mu=1,0.1"]
+    with pytest.raises(SystemExit) as done:
+        main([*arguments, "--seeds", "2", "--out", str(out), "--json"])
+    assert done.value.code == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["by"], printed["seeds"], len(printed["points"])) == ("accuracy", [5, 6], 6)
+    assert [p["algorithm"] for p in printed["points"] if p["best"]] == ["fedavg", "prox"]
+    for name in ("sweep.png", "sweep.pdf", "report.html", "seed-6/prox-lr-0.3-mu-0.1/model.safetensors"):
+        assert (out / name).stat().st_size > 0
+    best = tomllib.loads((out / "best.toml").read_text())
+    chosen = {p["algorithm"]: p["setting"] for p in printed["points"] if p["best"]}
+    assert [entry["lr"] for entry in best["algorithm"]] == [chosen["fedavg"]["lr"], chosen["prox"]["lr"]]
+    assert best["algorithm"][1]["mu"] == chosen["prox"]["mu"]
+    alone = prepare(Experiment.of({**TABLE, "algorithm": [{"name": "fedprox", "lr": 0.3, "mu": 0.1}]}))
+    result = simulate(alone.module, alone.federation, alone.entries[0].algorithm, **alone.options())
+    (point,) = [p for p in printed["points"] if p["setting"] == {"lr": 0.3, "mu": 0.1}]
+    assert point["runs"][0]["test_loss"] == pytest.approx(result.history.last("test_loss"), rel=1e-5)
+    assert [run["seed"] for run in point["runs"]] == [5, 6]
+    assert point["runs"][0]["test_loss"] != point["runs"][1]["test_loss"]
+
+
+def test_the_table_says_what_is_at_the_edge_and_what_diverged(tmp_path, capsys):
+    import tomli_w
+
+    file = tmp_path / "mini.toml"
+    file.write_text(tomli_w.dumps(TABLE))
+    out = str(tmp_path / "out")
+    with pytest.raises(SystemExit) as done:
+        main(["sweep", str(file), "--grid", "algorithm.fedavg.lr=0.001,0.01,0.1,1e300", "--out", out])
+    assert done.value.code == 0
+    printed = capsys.readouterr().out
+    assert "lr=0.1 is at the edge" not in printed
+    assert "fedavg lr=1e+300 diverged" in printed
+    assert "best.toml" in printed
+    with pytest.raises(SystemExit) as done:
+        main(["sweep", str(file), "--grid", "algorithm.lr=0.1,0.2", "--out", out])
+    assert done.value.code == 2
+    assert "holds other files" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as done:
+        main(["sweep", str(file), "--grid", "algorithm.lr=0.1,0.2", "--by", "rounds"])
+    assert done.value.code == 2
+    assert "neither target nor stop.accuracy" in capsys.readouterr().err
+
+
+def test_an_interrupted_sweep_goes_on(tmp_path, capsys, monkeypatch):
+    """Two seeds of four points: SIGTERM in the second seed's second round, with one run that has ended already."""
+    file = tmp_path / "mini.toml"
+    file.write_text(tomli_w.dumps({**TABLE, "checkpoint_every": 1000}))
+    arguments = [str(file), "--grid", "algorithm.lr=0.1,0.5", "--seeds", "2", "--json"]
+
+    def command(*more):
+        with pytest.raises(SystemExit) as done:
+            main(["sweep", *arguments, *map(str, more)])
+        return done.value.code
+
+    assert command("--out", tmp_path / "whole") == 0
+    whole = json.loads(capsys.readouterr().out)
+    rounds = []
+
+    def on_round(self, run, record):
+        rounds.append(record["round"])
+        if len(rounds) == 4 * 3 + 4 + 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(Progress, "on_round", on_round)
+        assert command("--out", out) == 143
+    said = " ".join(capsys.readouterr().err.split())
+    again = f"go on with: fedagrac sweep {file} --grid algorithm.lr=0.1,0.5 --seeds 2 --out {out} --resume"
+    assert again in said
+    assert len(list(out.glob("seed-5/*/status.json"))) == 4
+    assert len(list(out.glob("seed-6/*/checkpoint/round-00000002.safetensors"))) == 4
+    untouched = (out / "seed-5" / "fedavg-lr-0.1" / "history.jsonl").stat().st_mtime_ns
+    assert command("--out", out) == 2  # not without --resume
+    assert command("--resume") == 2
+    capsys.readouterr()
+    assert command("--out", out, "--resume") == 0
+    resumed = json.loads(capsys.readouterr().out)
+    assert (out / "seed-5" / "fedavg-lr-0.1" / "history.jsonl").stat().st_mtime_ns == untouched
+
+    def timeless(found):
+        for point in found["points"]:
+            for run in point["runs"]:
+                del run["wall_time"], run["folder"]
+        return found["points"]
+
+    assert timeless(resumed) == timeless(whole)
+    arguments[2] = "algorithm.lr=0.1,0.7"
+    assert command("--out", out, "--resume") == 2
+    assert "changed" in capsys.readouterr().err
+
+
+def test_runs_side_by_side_go_on_from_one_round(tmp_path):
+    prepared = prepare(Experiment.of(TABLE))
+    algorithms = [entry.algorithm for entry in prepared.entries]
+    shared = {**prepared.options(), "device": "cpu"}
+    folders = [Checkpoints(tmp_path / str(i), every=2) for i in range(2)]
+    run = functools.partial(simulate_many, prepared.module, prepared.federation, algorithms)
+    whole = run(callbacks=[[one] for one in folders], **shared)
+    stored = [
+        replace(read_checkpoint(one.folder), history=w.history[:2]) for one, w in zip(folders, whole, strict=True)
+    ]
+    again = run(resume=stored, **shared)
+    assert [a.vector.tolist() for a in again] == [w.vector.tolist() for w in whole]
+    with pytest.raises(InputError, match="after the same round"):
+        run(resume=[stored[0], None], **shared)

@@ -1,0 +1,723 @@
+"""Flower: the server's logic over an in-memory grid, and real processes on loopback."""
+
+import json
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from safetensors.torch import load_file
+
+import fedagrac as fg
+from fedagrac.engines import SerialEngine
+from fedagrac.errors import FedagracError, InputError
+from flower_processes import Loopback
+
+pytest.importorskip("flwr", reason="the extra fedagrac[flower] is not installed")
+
+from flwr.app import Array, Context, Error, Message, RecordDict
+
+from fedagrac.cli.app import main
+from fedagrac.flower import client_app, link
+from fedagrac.flower.app import write_app
+from fedagrac.flower.rounds import needs_steps_first
+from fedagrac.flower.server import FlowerRun, build_model
+from fedagrac.flower.settings import Settings, partition_of
+from fedagrac.report import read_run
+from fedagrac.storage.checkpoints import read_checkpoint
+
+K = [3, 5, 12]
+FED = fg.Federation.load("digits", clients=3, partition=fg.Dirichlet(0.5), seed=0)
+
+
+def model(context):
+    return fg.models.build("logistic", features=64, classes=10)
+
+
+def data(context):
+    mine = FED.samples_of(context.node_config["partition-id"])
+    return FED.inputs[mine], FED.targets[mine]
+
+
+def config(tmp_path, **changes):
+    settings = {
+        "clients": 3,
+        "rounds": 3,
+        "batch_size": 10,
+        "dtype": "float64",
+        "round_seconds": 0.3,
+        "wait_seconds": 0.3,
+        "poll_seconds": 0.01,
+        "out": str(tmp_path / "run"),
+        "algorithm.name": "fedagrac",
+        "algorithm.lr": 0.1,
+        "steps.kind": "explicit",
+        "steps.table": json.dumps([K]),
+    }
+    given = {key.replace("__", "."): value for key, value in changes.items()}
+    if given.get("steps.kind") == "client":
+        del settings["steps.table"]
+    return {**settings, **given}
+
+
+@pytest.fixture(autouse=True)
+def _a_task(monkeypatch):
+    """Messages are made inside a Flower task."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name, value in (("_run_id", 1), ("_node_id", 1), ("_task_id", 1)):
+        monkeypatch.setattr(TaskIdentity, name, value)
+
+
+class Node:
+    """A node of the stand-in: a real ClientApp, in this process."""
+
+    def __init__(self, run_config, partition, model=model, data=data, **node_config):
+        self.app = client_app(model, data)
+        self.context = Context(1, 0, {"partition-id": partition, **node_config}, RecordDict(), run_config)
+
+    def __call__(self, message):
+        try:
+            return self.app(message, self.context)
+        except Exception as error:
+            return Message(Error(code=2, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
+
+
+class StandIn:
+    """Flower's Grid in memory: what a node does with a message may be spoilt, delayed or lost on the way."""
+
+    def __init__(self, nodes, spoil=None):
+        self.nodes, self.spoil = dict(nodes), spoil or (lambda node, kind, round, reply: reply)
+        self.waiting, self.sent = {}, []
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        for message in messages:
+            number = f"m{len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = number
+            self.sent.append((message.metadata.dst_node_id, message.metadata.message_type))
+            self.waiting[number] = message
+            yield number
+
+    def pull_messages(self, numbers):
+        for number in [n for n in numbers if n in self.waiting]:
+            message = self.waiting[number]
+            node = message.metadata.dst_node_id
+            if node not in self.nodes:
+                continue
+            reply = self.nodes[node](message)
+            if not reply.has_error():
+                round = int(message.metadata.group_id)
+                reply = self.spoil(node, message.metadata.message_type, round, reply)
+            if reply is not None:
+                del self.waiting[number]
+                yield reply
+
+
+def federation(settings, spoil=None, **node_configs):
+    nodes = {10 + i: Node(settings, i, **{k: v[i] for k, v in node_configs.items()}) for i in range(3)}
+    return StandIn(nodes, spoil)
+
+
+def flower(settings, grid, test=None):
+    checked = Settings.of(settings)
+    run = FlowerRun.of(grid, checked, build_model(checked, model, None), test)
+    run.run()
+    return run
+
+
+def simulated(algorithm, rounds=3, federation=FED, steps=K, dtype=torch.float64):
+    return fg.simulate(
+        model(None).to(dtype),
+        federation,
+        algorithm,
+        rounds,
+        steps=fg.Explicit([steps]),
+        batch_size=10,
+        engine="serial",
+    )
+
+
+def close(a, b, tolerance=1e-12):
+    return float((a - b).abs().max()) <= tolerance * max(1.0, float(b.abs().max()))
+
+
+ALGORITHMS = [
+    "fedavg", "fedprox", "fednova", "scaffold", "fedlin", "fedagrac", "fedagrac-avg", "fedagrac-first",
+    "fedagrac-reverse",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_planned_rounds_equal_a_simulation(name, tmp_path):
+    settings = config(tmp_path, algorithm__name=name)
+    run = flower(settings, federation(settings), FED.test)
+    expected = simulated(fg.algorithm(name, lr=0.1))
+    assert close(run.state["x"], expected.vector)
+    assert run.history[-1]["test_accuracy"] == expected.history[-1]["test_accuracy"]
+    assert run.history[-1]["train_loss"] == pytest.approx(expected.history[-1]["train_loss"])
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "finished"
+    assert read_run(tmp_path / "run").status == "finished"  # `fedagrac report` reads the folder
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert close(saved["1.weight"], expected.params["1.weight"])
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedlin"])
+def test_steps_chosen_by_clients_give_the_same_rounds(name, tmp_path):
+    settings = config(tmp_path, algorithm__name=name, steps__kind="client")
+    grid = federation(settings, steps=K)
+    run = flower(settings, grid)
+    assert close(run.state["x"], simulated(fg.algorithm(name, lr=0.1)).vector)
+    assert run.history[0]["steps"] == {"0": 3, "1": 5, "2": 12}
+    asked = sorted(node for node, kind in grid.sent if kind == "train.first")
+    who = {"fedagrac": [12] * 3, "fedagrac-first": [10, 11, 12] * 3, "fedagrac-reverse": [10, 11] * 3}
+    assert asked == sorted(who.get(name, []))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"engine": "lanes"}, {}),
+        ({"sampling": "shuffle", "weight_decay": 0.01}, {"sampling": "shuffle", "weight_decay": 0.01}),
+        ({"batch_size": "full"}, {"batch_size": None}),
+        ({"seed": 7}, {"seed": 7}),
+    ],
+    ids=["lanes", "shuffle", "full", "seed"],
+)
+def test_settings_of_the_local_rule_mean_what_they_mean_in_a_simulation(ours, theirs, tmp_path):
+    settings = config(tmp_path, **ours)
+    run = flower(settings, federation(settings))
+    options = {"steps": fg.Explicit([K]), "batch_size": 10, "engine": "serial", **theirs}
+    expected = fg.simulate(model(None).double(), FED, fg.FedaGrac(lr=0.1), 3, **options)
+    assert close(run.state["x"], expected.vector, 1e-10)
+
+
+def test_a_data_hook_may_return_a_federation_of_one_client(tmp_path):
+    settings = config(tmp_path)
+    grid = federation(settings)
+    for i, node in enumerate(grid.nodes.values()):
+        node.app = client_app(model, lambda context, i=i: fg.Federation.from_arrays([data(context)]))
+    assert close(flower(settings, grid).state["x"], simulated(fg.FedaGrac(lr=0.1)).vector)
+    grid.nodes[10].app = client_app(model, lambda context: FED)
+    with pytest.raises(FedagracError, match=r"missing partition-id 0 .*a Federation of one client"):
+        flower({**settings, "out": str(tmp_path / "other")}, grid)
+
+
+def test_only_fast_clients_upload_a_second_vector(tmp_path):
+    settings = config(tmp_path)
+    run = flower(settings, federation(settings))
+    d = 650 * 8
+    assert [record["bytes_up"] for record in run.history] == [4 * d] * 3
+    assert [record["bytes_down"] for record in run.history] == [6 * d] * 3
+    assert [record["first_gradients"] for record in run.history] == [1] * 3
+
+
+@pytest.mark.parametrize("form", ["explicit", "client"])
+def test_small_steps_send_their_gradient_sum_because_the_model_does_not_give_it(form, tmp_path):
+    settings = config(tmp_path, algorithm__lr=0.001, steps__kind=form, dtype="float32")
+    run = flower(settings, federation(settings, steps=K))
+    expected = simulated(fg.FedaGrac(lr=0.001), dtype=torch.float32)
+    assert close(run.state["x"], expected.vector, 1e-6)
+    assert run.history[0]["bytes_up"] == 4 * 650 * (3 + 1 + 2)  # eta K < 0.01 for K = 3 and 5 alone
+
+
+def test_an_algorithm_that_needs_k_first_is_refused(tmp_path):
+    assert [name for name in ALGORITHMS if needs_steps_first(fg.algorithm(name, lr=0.1))] == ["fedlin"]
+    settings = config(tmp_path, algorithm__name="fedlin", steps__kind="client")
+    with pytest.raises(InputError, match="fedlin's local rule needs K_i before it starts"):
+        flower(settings, federation(settings))
+
+
+def vector(record, name, change):
+    record["vectors"][name] = Array(change(record["vectors"][name].numpy()))
+
+
+SPOILT = {
+    "holds NaN": lambda r: vector(r, "model", lambda v: np.where(np.arange(len(v)) == 3, np.nan, v)),
+    "has shape (649,)": lambda r: vector(r, "model", lambda v: v[1:]),
+    "has shape (1, 650)": lambda r: vector(r, "model", lambda v: v[None]),
+    "torch.float32": lambda r: vector(r, "model", lambda v: v.astype("float32")),
+    "model is missing": lambda r: r["vectors"].pop("model"),
+    "steps = 100000": lambda r: r["facts"].update(steps=100_000),
+    "steps = -1": lambda r: r["facts"].update(steps=-1),
+    "steps = 3.0": lambda r: r["facts"].update(steps=3.0),
+    "round = 7": lambda r: r["facts"].update(round=7),
+    "client = 2": lambda r: r["facts"].update(client=2),
+    "loss = nan": lambda r: r["facts"].update(loss=float("nan")),
+    "cannot be read": lambda r: r.pop("facts"),
+}
+
+
+@pytest.mark.parametrize("form", ["explicit", "client"])
+@pytest.mark.parametrize("fault", SPOILT)
+def test_a_bad_reply_is_dropped_named_and_counted(fault, form, tmp_path):
+    def spoil(node, kind, round, reply):
+        if node == 11 and kind == "train.steps" and round == 2:
+            SPOILT[fault](reply.content)
+        return reply
+
+    settings = config(tmp_path, min_clients=2, steps__kind=form)
+    if form == "client":
+        settings["steps.max_steps"] = 1000
+    run = flower(settings, federation(settings, spoil, steps=K))
+    assert [record["clients"] for record in run.history] == [3, 2, 3]
+    assert [record["dropped"] for record in run.history] == [0, 1, 0]
+    (event,) = run.history[1]["events"]
+    assert "client 1: reply dropped" in event
+    assert fault in event
+    assert torch.isfinite(run.state["x"]).all()
+
+
+class FarAway(SerialEngine):
+    """In round 2 client 1 comes back from far away."""
+
+    def run(self, plan, x, clients, round):
+        result = super().run(plan, x, clients, round)
+        if round == 1:
+            result.models[1] = 1e3 * result.models[1]
+        return result
+
+
+@pytest.mark.parametrize("form", ["explicit", "client"])
+def test_the_guard_is_that_of_a_simulation(form, tmp_path):
+    """min_clients counts replies: client 1 did reply, so the round goes on without it."""
+
+    def spoil(node, kind, round, reply):
+        if node == 11 and kind == "train.steps" and round == 2:
+            vector(reply.content, "model", lambda v: 1e3 * v)
+        return reply
+
+    settings = config(tmp_path, steps__kind=form, guard__factor=10.0)
+    run = flower(settings, federation(settings, spoil, steps=K))
+    options = {"steps": fg.Explicit([K]), "batch_size": 10, "engine": FarAway, "guard": fg.Guard(10.0)}
+    expected = fg.simulate(model(None).double(), FED, fg.FedaGrac(lr=0.1), 3, **options)
+    assert expected.history.column("dropped") == [[], [1], []]
+    assert close(run.state["x"], expected.vector)
+    assert [record["clients"] for record in run.history] == [3, 2, 3]
+    assert [record["dropped"] for record in run.history] == [0, 1, 0]
+    (event,) = run.history[1]["events"]
+    assert re.fullmatch(r"client 1: dropped, its update is [\d.]+(e\+\d+)? x the median", event)
+
+
+def test_a_wrong_guard_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"guard\.factor = 0\.5: expected a number above 1"):
+        Settings.of(config(tmp_path, guard__factor=0.5))
+
+
+def test_a_server_that_overflows_says_so_and_what_to_try(tmp_path):
+    """FedNova's coefficients sum to more than 1: finite models of 1.7e308 give an infinite one."""
+
+    def spoil(node, kind, round, reply):
+        if kind == "train.steps" and round == 2:
+            vector(reply.content, "model", lambda v: np.full_like(v, 1.7e308))
+        return reply
+
+    settings = config(tmp_path, algorithm__name="fednova")
+    run = flower(settings, federation(settings, spoil))
+    assert len(run.history) == 2
+    said = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert said["status"] == "diverged"
+    assert said["reason"] == (
+        "round 2: every client's model is finite, but the server's is not; try a smaller lr than 0.1"
+    )
+    assert (said["divergence"]["round"], said["divergence"]["client"]) == (2, None)
+
+
+def test_the_model_is_averaged_over_those_who_answered(tmp_path):
+    def lose(node, kind, round, reply):
+        return None if node == 10 and kind == "train.steps" else reply
+
+    settings = config(tmp_path, rounds=1, min_clients=1, algorithm__name="fedavg")
+    run = flower(settings, federation(settings, lose))
+    n = FED.sizes
+    models = []
+    for i in (1, 2):  # one client alone is its own average; its batches are those of its number
+        alone = StandIn({10: Node({**settings, "clients": 3}, i)})
+        own = Settings.of({**settings, "out": str(tmp_path / f"alone{i}")})
+        single = FlowerRun.of(alone, own, build_model(own, model, None))
+        single.link.sizes = dict(enumerate(n.tolist()))
+        single.state, single.table = {"x": single.model.initial()}, fg.simulation.ClientTable(3)
+        single.folder.mkdir(parents=True)
+        single.round()
+        models.append(single.state["x"])
+    expected = (n[1] * models[0] + n[2] * models[1]) / (n[1] + n[2])
+    assert close(run.state["x"], expected)
+    assert run.history[0]["events"] == ["client 0: no reply to train.steps within 0.3 s"]
+
+
+def test_a_late_reply_is_dropped_and_named_in_the_round_it_comes_in(tmp_path):
+    settings = config(tmp_path, min_clients=2)
+    grid = federation(settings)
+
+    def delay(node, kind, round, reply):
+        if node == 12 and kind == "train.steps" and round == 1:
+            return reply if len([sent for sent in grid.sent if sent[1] == kind]) > 3 else None
+        return reply
+
+    grid.spoil = delay
+    run = flower(settings, grid)
+    assert [record["clients"] for record in run.history] == [2, 3, 3]
+    assert "client 2: no reply" in run.history[0]["events"][0]
+    assert run.history[1]["events"] == ["client 2: late reply of round 1, dropped"]
+
+
+def test_looking_who_is_there_loses_no_reply(tmp_path, monkeypatch):
+    monkeypatch.setattr(link, "LOOK_SECONDS", 0.0)
+    waited = {}
+
+    def delay(node, kind, round, reply):
+        waited[node, kind, round] = waited.get((node, kind, round), 0) + 1
+        return reply if waited[node, kind, round] > 3 * (node == 11) else None
+
+    settings = config(tmp_path, round_seconds=5.0)
+    run = flower(settings, federation(settings, delay))
+    assert [record["events"] for record in run.history] == [[], [], []]
+    assert close(run.state["x"], simulated(fg.FedaGrac(lr=0.1)).vector)
+
+
+@pytest.mark.parametrize("how", ["lost", "nan", "forgotten"])
+def test_a_fast_client_that_misses_the_second_exchange_gives_its_mean_gradient(how, tmp_path):
+    def spoil(node, kind, round, reply):
+        if kind != "train.first":
+            return reply
+        if how == "lost":
+            return None
+        vector(reply.content, "first", lambda v: v * np.nan)
+        return reply
+
+    settings = config(tmp_path, steps__kind="client", rounds=2)
+    grid = federation(settings, None if how == "forgotten" else spoil, steps=K)
+    if how == "forgotten":  # a node that was replaced between the two exchanges
+        keep = grid.nodes[12]
+        grid.nodes[12] = lambda message: (keep.context.state.clear(), keep(message))[1]
+    run = flower(settings, grid)
+    # then nobody transmits a first gradient: FedaGrac with transmit="average"
+    assert close(run.state["x"], simulated(fg.FedaGrac(lr=0.1, transmit="average"), rounds=2).vector)
+    assert [record["clients"] for record in run.history] == [3, 3]
+    assert [record["first_gradients"] for record in run.history] == [0, 0]
+    assert "client 2: missed the second exchange, its mean gradient is used" in run.history[0]["events"]
+
+
+def test_a_client_runs_until_its_time_is_over(tmp_path):
+    settings = config(tmp_path, steps__kind="client", rounds=1, round_seconds=20.0)
+    run = flower(settings, federation(settings, seconds=[1e-9, 0.05, 0.2]))
+    steps = run.history[0]["steps"]
+    assert steps["0"] == 1
+    assert 1 <= steps["1"] < steps["2"]
+    again = simulated(fg.FedaGrac(lr=0.1), rounds=1, steps=list(steps.values()))
+    assert close(run.state["x"], again.vector, 1e-10)
+
+
+def test_a_run_that_was_cut_off_goes_on_with_the_same_numbers(tmp_path):
+    settings = config(tmp_path, rounds=4)
+    whole = flower({**settings, "out": str(tmp_path / "whole")}, federation(settings))
+
+    class CrashError(Exception):
+        pass
+
+    def crash(node, kind, round, reply):
+        if round == 3 and kind == "train.steps" and node == 12:
+            raise CrashError
+        return reply
+
+    with pytest.raises(CrashError):
+        flower(settings, federation(settings, crash))
+    assert read_checkpoint(tmp_path / "run" / "checkpoint").round == 2
+    assert not (tmp_path / "run" / "status.json").exists()
+    resumed = flower(settings, federation(settings))
+    assert torch.equal(resumed.state["x"], whole.state["x"])
+    assert [record["round"] for record in resumed.history] == [1, 2, 3, 4]
+    assert "resumed after round 2" in resumed.history[2]["events"]
+    assert len((tmp_path / "run" / "history.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path):
+    settings = config(tmp_path, rounds=1)
+    flower(settings, federation(settings))
+    changed = {**settings, "algorithm.lr": 0.2}
+    with pytest.raises(InputError, match="another folder: it holds a run with algorithm"):
+        flower(changed, federation(changed))
+    guarded = {**settings, "guard.factor": 5.0, "out": str(tmp_path / "guarded")}
+    flower(guarded, federation(guarded))
+    unguarded = {key: value for key, value in guarded.items() if key != "guard.factor"}
+    with pytest.raises(InputError, match=r"another folder: it holds a run with guard = {'factor': 5\.0}"):
+        flower(unguarded, federation(unguarded))
+
+
+def test_a_node_that_leaves_and_returns_takes_part_again(tmp_path):
+    settings = config(tmp_path, min_clients=2, rounds=4)
+    grid = federation(settings)
+
+    def spoil(node, kind, round, reply):
+        if round == 2 and 11 in grid.nodes:
+            gone = grid.nodes.pop(11)
+            if node == 11:
+                return None
+            grid.returning = gone
+        if round == 3 and 99 not in grid.nodes:
+            grid.nodes[99] = Node(settings, 1)
+        return reply
+
+    grid.spoil = spoil
+    run = flower(settings, grid)
+    assert [record["clients"] for record in run.history][:3] == [3, 2, 2]
+    assert run.history[3]["clients"] == 3
+    assert any("its node left" in event for record in run.history for event in record["events"])
+    assert any("client 1: here again" in event for record in run.history for event in record["events"])
+
+
+def test_fedlin_goes_on_without_a_client_whose_gradient_does_not_come(tmp_path):
+    def lose(node, kind, round, reply):
+        return None if node == 10 and kind == "query.gradient" and round == 1 else reply
+
+    settings = config(tmp_path, algorithm__name="fedlin", min_clients=2, rounds=2)
+    run = flower(settings, federation(settings, lose))
+    assert [record["clients"] for record in run.history] == [2, 3]
+
+
+def test_too_few_replies_end_the_run_and_say_how_to_go_on(tmp_path):
+    settings = config(tmp_path, round_seconds=0.05, attempts=2)
+    grid = federation(settings, lambda node, kind, round, reply: reply if kind == "query.hello" else None)
+    with pytest.raises(
+        FedagracError, match="fewer than min_clients = 3 usable replies in attempts = 2; run again"
+    ):
+        flower(settings, grid)
+
+
+def test_no_nodes_within_the_time_limit(tmp_path):
+    settings = config(tmp_path)
+    with pytest.raises(
+        FedagracError, match=r"0 of clients = 3 .* wait_seconds = 0.3, .* missing partition-id 0, 1, 2"
+    ):
+        flower(settings, StandIn({}))
+    with pytest.raises(FedagracError, match=r"missing partition-id 2 \(node 7: .*partition-id = 5"):
+        flower(settings, StandIn({5: Node(settings, 0), 6: Node(settings, 1), 7: Node(settings, 5)}))
+
+
+def test_a_client_with_another_model_is_an_error_at_the_start(tmp_path):
+    settings = config(tmp_path)
+    grid = federation(settings)
+    grid.nodes[11] = Node(settings, 1, model=lambda _: torch.nn.Linear(64, 12))
+    with pytest.raises(InputError, match=r"model of client 1 = '780 parameters, torch.float64': .*650 parameters"):
+        flower(settings, grid)
+
+
+def test_two_nodes_with_one_partition_are_an_error_at_the_start(tmp_path):
+    settings = config(tmp_path)
+    grid = StandIn({10: Node(settings, 0), 11: Node(settings, 0), 12: Node(settings, 2)})
+    with pytest.raises(InputError, match="partition-id = 0: expected one node for each partition"):
+        flower(settings, grid)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm__name": "fedagrak"}, "algorithm.name = 'fedagrak': .*did you mean 'fedagrac'"),
+        ({"algorithm__lr": -1}, "algorithm.lr = -1"),
+        ({"round": 3}, "round = 3: expected a known setting .*did you mean 'rounds'"),
+        ({"min_clients": 4}, "min_clients = 4: expected at most clients = 3"),
+        ({"steps__kind": "sometimes"}, "steps.kind = 'sometimes': expected one of client, constant"),
+        ({"steps__kind": "client", "steps__second": 3}, "steps.second = 3: .*did you mean 'seconds'"),
+        ({"steps__table": "[[1, 2]]"}, "Explicit"),
+        ({"steps__table": "[[1, 2"}, "steps.table = .*JSON"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"engine": "fast"}, "engine = 'fast'"),
+        ({"round_seconds": 0}, "round_seconds = 0"),
+    ],
+)
+def test_bad_settings_are_named(changes, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        Settings.of(config(tmp_path, **changes))
+
+
+def test_a_node_needs_a_partition_of_its_own():
+    for value in (None, -1, 3, "0", True):
+        with pytest.raises(InputError, match="partition-id"):
+            partition_of({"partition-id": value}, clients=3)
+
+
+def test_importing_the_package_does_not_import_flower():
+    code = "import sys, fedagrac, fedagrac.flower; sys.exit(any(m.split('.')[0] == 'flwr' for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(FedagracError, match=r"pip install 'fedagrac\[flower\]'"):
+        client_app(model, data)
+
+
+def test_a_new_app_is_complete_and_its_settings_are_good(tmp_path):
+    from flwr.cli.config_utils import load_and_validate
+    from flwr.common.config import flatten_dict
+
+    app = write_app(tmp_path / "My App")
+    project, warnings = load_and_validate(app / "pyproject.toml")
+    assert not warnings
+    settings = Settings.of(flatten_dict(project["tool"]["flwr"]["app"]["config"]))
+    assert (settings.clients, settings.min_clients, settings.build_algorithm().name) == (3, 2, "fedagrac")
+    assert sorted(path.name for path in (app / "my_app").glob("*.py")) == [
+        "__init__.py", "client_app.py", "server_app.py", "task.py",
+    ]  # fmt: skip
+    assert "@" not in (app / "README.md").read_text()
+    hooks = runpy.run_path(str(app / "my_app" / "task.py"))
+    run_config = flatten_dict(project["tool"]["flwr"]["app"]["config"])
+    context = Context(1, 2, {"partition-id": 2}, RecordDict(), run_config)
+    inputs, targets = hooks["data"](context)
+    assert len(inputs) == len(targets) > 0
+    assert hooks["model"](context)(inputs[:2].float()).shape == (2, 10)
+    assert len(hooks["test"](context)[0]) == 360
+
+
+def test_the_commands_write_an_app_and_keys(tmp_path, capsys):
+    main_quietly(["flower", "new", str(tmp_path / "app")])
+    main_quietly(["flower", "keys", str(tmp_path / "keys"), "--nodes", "1", "--host", "10.0.0.5"])
+    made = {path.name for path in (tmp_path / "keys").iterdir()}
+    assert made == {"ca.crt", "ca.key", "server.crt", "server.key", "node-0", "node-0.pub"}
+    assert (tmp_path / "keys" / "node-0").stat().st_mode & 0o077 == 0
+    for command in (
+        ["new", str(tmp_path / "app")],
+        ["keys", str(tmp_path / "keys")],
+        ["new", str(tmp_path / "3")],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["flower", *command])
+        assert ended.value.code == 2
+        assert "DIR = " in capsys.readouterr().err
+
+
+def main_quietly(arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code in (0, None)
+
+
+def store_data(folder):
+    for i in range(3):
+        mine = FED.samples_of(i)
+        np.savez(folder / f"{i}.npz", inputs=FED.inputs[mine].numpy(), targets=FED.targets[mine].numpy())
+
+
+def run_everything(folder):
+    """Do all runs that one federation can serve: the first with a server that is killed, the last with a node."""
+    planned = {"steps": {"kind": "explicit", "table": json.dumps([K])}}
+    fedagrac = {"algorithm": {"name": "fedagrac", "lr": 0.1}}
+    fedavg = {"algorithm": {"name": "fedavg", "lr": 0.1}}
+    with Loopback(folder, nodes=3) as loopback:
+        store_data(folder)
+        loopback.start_link()
+        for i in range(3):
+            loopback.start_node(i, f"steps={K[i]}")
+        loopback.run("fedavg", rounds=3, **fedavg, **planned)
+        loopback.kill_server("fedavg", rounds=1, seconds=120)
+        loopback.submit("fedavg")
+        loopback.run("fedagrac", rounds=3, **fedagrac, **planned)
+        loopback.run("chosen", rounds=2, **fedagrac, steps={"kind": "client"})
+        loopback.wait("fedagrac", "chosen", "fedavg", seconds=360)
+        loopback.run("troubled", rounds=3, min_clients=1, faults=True, **fedagrac, **planned)
+        end = time.monotonic() + 100
+        while not (folder / "hanging").exists():
+            assert time.monotonic() < end, loopback.logs()
+            time.sleep(0.2)
+        loopback.stop("node1", signal.SIGKILL)
+        loopback.start_node(1, f"steps={K[1]}")
+        loopback.wait("troubled", seconds=240)
+
+
+@pytest.fixture(scope="session")
+def loopback_folder(tmp_path_factory):
+    """The results of a federation of processes, made once however many test processes share the machine."""
+    shared = tmp_path_factory.getbasetemp()
+    if shared.name.startswith("popen-"):  # a worker of pytest-xdist
+        shared = shared.parent
+    folder = shared / "loopback"
+    with FileLock(str(shared / "loopback.lock"), timeout=900):
+        if not (folder / "done").exists():
+            assert not folder.exists(), "the processes failed in another test"
+            folder.mkdir()
+            run_everything(folder)
+            (folder / "done").touch()
+    return folder
+
+
+def final(folder, name):
+    return load_file(Path(folder) / name / "model.safetensors")
+
+
+def rounds_of(folder, name):
+    return [json.loads(line) for line in (folder / name / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "algorithm"),
+    [("fedagrac", 3, fg.FedaGrac(lr=0.1)), ("fedavg", 3, fg.FedAvg(lr=0.1)), ("chosen", 2, fg.FedaGrac(lr=0.1))],
+)
+def test_processes_equal_a_simulation(name, rounds, algorithm, loopback_folder):
+    """Planned by the server, and chosen by the clients in two exchanges."""
+    expected = simulated(algorithm, rounds, dtype=torch.float32)
+    for key, value in final(loopback_folder, name).items():
+        torch.testing.assert_close(value, expected.params[key], atol=1e-6, rtol=0)
+    history = rounds_of(loopback_folder, name)
+    assert [record["clients"] for record in history] == [3] * rounds
+    for ours, theirs in zip(history, expected.history, strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=1e-6)
+        assert (ours["bytes_up"], ours["bytes_down"]) == (theirs["bytes_up"], theirs["bytes_down"])
+
+
+def test_a_server_process_that_is_killed_goes_on_from_its_last_round(loopback_folder):
+    history = rounds_of(loopback_folder, "fedavg")
+    assert [record["round"] for record in history] == [1, 2, 3]
+    events = [event for record in history for event in record["events"]]
+    assert [event for event in events if "resumed" in event] in ([f"resumed after round {t}"] for t in (1, 2))
+
+
+def test_processes_that_send_nonsense_are_dropped(loopback_folder):
+    first, second, _ = rounds_of(loopback_folder, "troubled")
+    assert set(first["steps"]) == {"2"}
+    assert first["dropped"] == 2
+    assert any("client 0: reply dropped, model holds NaN" in event for event in first["events"])
+    assert any("client 1: reply dropped, model has shape (649,)" in event for event in first["events"])
+    assert any("client 2: reply dropped, steps = 1000000000" in event for event in second["events"])
+    assert all(torch.isfinite(value).all() for value in final(loopback_folder, "troubled").values())
+
+
+def test_a_process_that_is_killed_in_a_round_and_returns_takes_part_again(loopback_folder):
+    _, second, third = rounds_of(loopback_folder, "troubled")
+    assert set(second["steps"]) == {"0"}
+    assert any("client 1: carried by another node now" in event for event in second["events"])
+    assert set(third["steps"]) == {"0", "1", "2"}
+    assert third["events"] == []
+
+
+def test_tls_lets_in_registered_keys_alone(tmp_path):
+    from fedagrac.flower.keys import write_keys
+
+    keys = write_keys(tmp_path / "keys", nodes=3)
+    with Loopback(tmp_path / "secure", nodes=3, keys=keys) as loopback:
+        store_data(loopback.folder)
+        loopback.start_link()
+        for i in (0, 1):
+            said = loopback.flwr("supernode", "register", keys / f"node-{i}.pub", "loopback")
+            assert "registered successfully" in said, said + loopback.logs()
+            loopback.start_node(i, key=keys / f"node-{i}")
+        loopback.start_node(2, key=keys / "node-2")  # a good key that nobody registered
+        algorithm = {"name": "fedavg", "lr": 0.1}
+        steps = {"kind": "constant", "steps": 3}
+        loopback.run("run", clients=2, rounds=1, algorithm=algorithm, steps=steps)
+        loopback.wait("run", seconds=120)
+        assert [record["clients"] for record in loopback.history("run")] == [2]
+        assert loopback.processes["node2"].wait(60) != 0
+        refused = (loopback.folder / "node2.log").read_text()
+        assert "Failed to activate SuperNode" in refused
+        assert "SuperNode ID" not in refused
+        nodes = json.loads(loopback.flwr("supernode", "list", "loopback", "--format", "json"))["nodes"]
+        assert len(nodes) == 2

@@ -1,0 +1,306 @@
+"""A run that is cut off and goes on equals one that never stopped, bit for bit; signals cut no round in two."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedagrac as fg
+from fedagrac.algorithms import REGISTRY
+from fedagrac.callbacks import Checkpoints
+from fedagrac.engines import EngineRecord, LanesEngine, SerialEngine
+from fedagrac.experiments.run import prepare, run_experiment
+from fedagrac.experiments.schema import Experiment
+from fedagrac.rounds.interrupts import Held, Interruption, listening
+from fedagrac.storage.checkpoints import read_checkpoint
+from interrupted_runs import ENGINES, PARTICIPATION, SAMPLING, SCHEDULES, Problem, Rounds, combinations, same
+
+STRIDE = 13  # shares no factor with the numbers of choices, so that a few runs meet each of them
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return Problem()
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_a_run_in_two_parts_equals_one_in_one_go(name, engine, problem, tmp_path):
+    """A sample that meets every sampling mode, participation and schedule; `make soak` runs all combinations."""
+    some = combinations([name], [engine])[::STRIDE]
+    for place, choices in enumerate((SAMPLING, PARTICIPATION, SCHEDULES)):
+        assert {combination[2 + place] for combination in some} == set(choices)
+    for number, combination in enumerate(some):
+        whole = problem.run(*combination)
+        assert len(whole.history) == 5
+        assert same(problem.run_in_two(tmp_path / str(number), *combination), whole), combination
+
+
+def test_compiled_lanes_go_on_as_they_were(problem, tmp_path):
+    """The engine is "auto": the checkpoint says what it was."""
+    combination = ("scaffold", "any", "replacement", "all", "constant")
+    compiled = {"engine": "lanes", "compile": True}
+    whole = problem.run(*combination, **compiled)
+    assert same(problem.run_in_two(tmp_path / "one", *combination, **compiled), whole)
+    record = read_checkpoint(tmp_path / "one").facts["engine"]
+    assert (record["name"], record["compiled"], record["threads"]) == ("lanes", True, torch.get_num_threads())
+
+
+def test_the_engine_of_the_beginning_is_kept(problem, tmp_path, caplog):
+    combination = ("fedavg", "any", "replacement", "all", "linear")
+    rounds = Rounds()
+
+    class Seen(fg.Callback):
+        def on_start(self, run):
+            self.engine, self.why, self.threads = run.engine, run.engine_reason, torch.get_num_threads()
+
+    def narrow(workload):
+        return LanesEngine(workload, width=2)
+
+    stop = [rounds, Checkpoints(tmp_path, every=2)]
+    problem.run(*combination, engine=narrow, callbacks=stop)
+    stored = read_checkpoint(tmp_path)
+    facts = {**stored.facts, "engine": {**stored.facts["engine"], "threads": 2}}
+    history = [{"round": i + 1, "wall_time": 1.0} for i in range(4)]
+    stored, seen = replace(stored, facts=facts, history=history), Seen()
+    assert facts["engine"]["width"] == 2
+    own = torch.get_num_threads()
+    problem.run(*combination, resume=stored, callbacks=[seen])
+    assert (seen.engine.name, seen.engine.width, seen.threads) == ("lanes", 2, 2)
+    assert seen.why == "as before the run was interrupted"
+    assert torch.get_num_threads() == own
+    with caplog.at_level(logging.WARNING, logger="fedagrac"):
+        problem.run(*combination, engine="serial", resume=stored, callbacks=[seen])
+    assert isinstance(seen.engine, SerialEngine)
+    assert "another engine" in caplog.text
+
+
+def test_records_of_engines_that_make_no_sense_are_none(problem):
+    record = EngineRecord("lanes", False, 3, 2, "cpu", str(torch.__version__))
+    table = vars(record)
+    assert EngineRecord.read(dict(table)) == record
+    for key, bad in (
+        ("width", 0),
+        ("width", 2.5),
+        ("threads", 0),
+        ("threads", 10**9),
+        ("name", 3),
+        ("device", None),
+    ):
+        assert EngineRecord.read({**table, key: bad}) is None
+    for bad in (None, [], {}, {**table, "more": 1}):
+        assert EngineRecord.read(bad) is None
+
+
+def test_lanes_that_do_not_fit_stay_as_narrow_as_they_were(problem, monkeypatch):
+    """What else the machine does later must not change how lanes are packed."""
+    seen = []
+
+    class Narrow(LanesEngine):
+        free = iter([3, 1, 4, 1, 5])
+
+        def _fitting_width(self, *_):
+            return next(self.free)
+
+        def _run_wave(self, wave, *rest):
+            seen.append(len(wave.rows))
+            super()._run_wave(wave, *rest)
+
+    problem.run("fedavg", "any", "replacement", "all", "constant", engine=Narrow)
+    assert seen == [3, 2] * 5
+
+
+class InTheMiddle(SerialEngine):
+    """Is interrupted while the clients of the third round are at work."""
+
+    def run(self, plan, x, clients, round):
+        if round == 2:
+            super().run(plan, x, clients[:1], round)
+            signal.raise_signal(signal.SIGINT)
+        return super().run(plan, x, clients, round)
+
+
+@pytest.mark.parametrize("name", ["fedlin", "scaffold", "fedagrac"])
+def test_a_round_that_is_cut_off_is_done_again(name, problem, tmp_path):
+    """With newcomers in the very round: their rows are there, or not, but never half."""
+    combination = (name, "serial", "shuffle", "two", "uniform random")
+    whole, rounds = problem.run(*combination), Rounds()
+    with pytest.raises(KeyboardInterrupt):
+        problem.run(*combination, engine=InTheMiddle, callbacks=[rounds, Checkpoints(tmp_path)])
+    stored = read_checkpoint(tmp_path)
+    assert stored.round == 2
+    assert same(problem.run(*combination, resume=replace(stored, history=rounds.history)), whole)
+
+
+def test_interrupted_in_the_first_round_it_goes_on_after_the_start(problem, tmp_path):
+    class AtOnce(InTheMiddle):
+        def run(self, plan, x, clients, round):
+            return super().run(plan, x, clients, round + 2)
+
+    combination = ("fedagrac", "serial", "replacement", "all", "linear")
+    with pytest.raises(KeyboardInterrupt):
+        problem.run(*combination, engine=AtOnce, callbacks=[Checkpoints(tmp_path)])
+    stored = read_checkpoint(tmp_path)
+    assert stored.round == 0
+    assert stored.facts["bytes_total"] > 0  # the start from full gradients is not charged twice
+    assert same(problem.run(*combination, resume=stored), problem.run(*combination))
+
+
+def test_a_run_that_ends_keeps_its_end_although_a_signal_came(problem):
+    class Last(fg.Callback):
+        result = None
+
+        def on_round(self, run, record):
+            if record["round"] == run.rounds:
+                signal.raise_signal(signal.SIGINT)
+
+        def on_end(self, run, result):
+            Last.result = result
+
+    with pytest.raises(KeyboardInterrupt):
+        problem.run("fedavg", "serial", "replacement", "all", "constant", callbacks=[Last()])
+    assert Last.result.status == "finished"
+
+
+def test_blocks_inside_one_another_handle_a_signal_at_the_end_of_the_outermost():
+    done = []
+
+    def blocks():
+        with Held():
+            with Held():
+                signal.raise_signal(signal.SIGINT)
+                done.append("inside")
+            done.append("still inside")
+
+    with pytest.raises(KeyboardInterrupt):
+        blocks()
+    assert done == ["inside", "still inside"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(Interruption) as error, Held() as signals:
+        signals.pending = signal.SIGTERM  # which has no handler here, and came to another process
+    assert error.value.code == 143
+
+
+def test_signals_that_are_ignored_stay_ignored():
+    """A command in the background of a script is not ended by the script's Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with listening(), Held() as signals:
+            signal.raise_signal(signal.SIGINT)
+            assert signals.pending is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+EXPERIMENT = """
+name = "mini"
+rounds = {rounds}
+lr = 0.05
+checkpoint_every = 1000
+engine = "{engine}"
+compile = false
+[data]
+name = "digits"
+clients = 4
+batch_size = 10
+[steps]
+kind = "constant"
+steps = {steps}
+[[algorithm]]
+name = "fedavg"
+[[algorithm]]
+name = "fedagrac"
+"""
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+
+
+def start(*arguments):
+    command = [sys.executable, "-m", "fedagrac", "run", *map(str, arguments)]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=ENVIRONMENT, **output)
+
+
+def wait_until(condition, process):
+    until = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def lines(path):
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+ROUNDS = 150
+
+
+@pytest.fixture(scope="module")
+def in_one_go(tmp_path_factory):
+    """The experiment file and the folder of a run that nobody interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "mini.toml").write_text(EXPERIMENT.format(rounds=ROUNDS, steps=5, engine="lanes"))
+    run_experiment(prepare(Experiment.load(folder / "mini.toml")), folder / "out")
+    return folder / "mini.toml", folder / "out"
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_the_command_saves_ends_and_goes_on(name, code, in_one_go, tmp_path):
+    """A real process; the checkpoint is due after 1000 rounds, so only the signal can have made it."""
+    (file, whole), out = in_one_go, tmp_path / "a folder"
+    process = start(file, "--out", out)
+    history = out / "fedagrac" / "history.jsonl"
+    wait_until(lambda: lines(history) >= 3, process)
+    process.send_signal(getattr(signal, name))
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == code, said
+    assert f"interrupted by {name}" in said
+    assert f"go on with: fedagrac run --resume --out '{out}'" in " ".join(said.split())
+    assert "Traceback" not in said
+    done = lines(history)
+    assert f"saved after round {done} of {ROUNDS}" in said
+    assert 3 <= done < ROUNDS
+    assert read_checkpoint(out / "fedagrac" / "checkpoint").round == done
+    assert (out / "fedavg" / "status.json").exists()
+    again = start("--resume", "--out", out, "--json")
+    printed, said = again.communicate(timeout=240)
+    assert again.returncode == 0, said
+    assert [run["rounds"] for run in json.loads(printed)["runs"]] == [ROUNDS, ROUNDS]
+    model = Path("fedagrac", "model.safetensors")
+    assert (out / model).read_bytes() == (whole / model).read_bytes()
+    kept = [json.loads(line) for line in history.read_text().splitlines()]
+    assert [record["round"] for record in kept] == list(range(1, ROUNDS + 1))
+
+
+def test_the_command_does_not_wait_for_a_long_round(tmp_path):
+    """Rounds of ten million steps: the signal ends the first in its middle, and what stands is the start."""
+    file, out = tmp_path / "mini.toml", tmp_path / "out"
+    file.write_text(EXPERIMENT.format(rounds=3, steps=10_000, engine="serial").replace("= 10_000", "= 2_500_000"))
+    process = start(file, "--out", out)
+    wait_until((out / "fedavg" / "history.jsonl").exists, process)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 143, said
+    assert read_checkpoint(out / "fedavg" / "checkpoint").round == 0
+
+
+def test_a_signal_before_anything_is_written_leaves_nothing(tmp_path):
+    file, out = tmp_path / "mini.toml", tmp_path / "out"
+    file.write_text(EXPERIMENT.format(rounds=3, steps=10, engine="serial"))
+    script = "import signal, fedagrac.experiments.run as e, fedagrac.cli.app as c\n"
+    script += "e.prepare = lambda *_, **__: signal.raise_signal(signal.SIGTERM)\n"
+    script += f"c.main(['run', {str(file)!r}, '--out', {str(out)!r}])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.strip()) == (143, "interrupted by SIGTERM")
+    assert not out.exists()

@@ -1,0 +1,265 @@
+"""Checkpoints: a run that goes on equals one that never stopped, bit for bit."""
+
+import json
+import logging
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import fedagrac as fg
+from fedagrac.algorithms import REGISTRY
+from fedagrac.callbacks import Checkpoints
+from fedagrac.cli.app import main
+from fedagrac.engines.ranks import Ranks
+from fedagrac.experiments.run import differences
+from fedagrac.storage.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    read_checkpoint,
+    read_history,
+    write_checkpoint,
+)
+from fedagrac.storage.clients import ClientTable
+
+
+def run(name, rounds=7, **options):
+    fed = fg.Federation.load("digits", clients=6, partition=fg.Dirichlet(0.3))
+    model = fg.models.build("logistic", features=64, classes=10)
+    settings = {"steps": fg.Gaussian(8, 9, mode="random"), "batch_size": 10, **options}
+    return fg.simulate(model, fed, fg.algorithm(name, lr=0.1), rounds=rounds, **settings)
+
+
+@pytest.mark.parametrize("options", [{}, {"participation": 3}, {"sampling": "shuffle", "engine": "serial"}])
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_a_run_that_goes_on_equals_one_that_never_stopped(name, options, tmp_path):
+    whole = run(name, callbacks=[Checkpoints(tmp_path, every=3)], **options)
+    found = read_checkpoint(tmp_path)
+    assert found.round == 6
+    again = run(name, resume=replace(found, history=whole.history[:6]), **options)
+    assert torch.equal(again.vector, whole.vector)
+    for key in ("test_loss", "train_loss", "test_accuracy", "bytes_total", "sim_time", "fast"):
+        assert again.history.column(key) == whole.history.column(key)
+    assert len(again.history) == 7
+
+
+def test_state_in_files_gives_the_same(tmp_path):
+    files = run("fedagrac", participation=3, state_dir=tmp_path / "state")
+    assert torch.equal(files.vector, run("fedagrac", participation=3).vector)
+    assert list((tmp_path / "state").iterdir()) == []  # the files have no name
+
+
+def checkpoint(round=3, clients=(4, 1)):
+    table = ClientTable(6)
+    rows = torch.tensor([[float(c), 10.0 * c] for c in clients])
+    table.put(np.array(clients, dtype=np.int64), {"nu": rows})
+    state = {"x": torch.tensor([1.0, 2.0]), "nu": torch.tensor([0.5, 0.25], dtype=torch.float64)}
+    return Checkpoint(round, state, table, {"sim_time": 1.5, "note": "ü"})
+
+
+def test_everything_comes_back_and_two_are_kept(tmp_path):
+    for round in (3, 5, 12):
+        write_checkpoint(tmp_path, checkpoint(round))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "round-00000005.safetensors",
+        "round-00000012.safetensors",
+    ]
+    found = read_checkpoint(tmp_path)
+    assert (found.round, found.facts) == (12, {"sim_time": 1.5, "note": "ü"})
+    assert found.state["x"].tolist() == [1, 2]
+    assert found.state["nu"].dtype == torch.float64
+    assert found.table.rows(np.array([1, 4]))["nu"].tolist() == [[1, 10], [4, 40]]
+    assert found.table.unseen(np.arange(6)).tolist() == [0, 2, 3, 5]
+    assert read_checkpoint(tmp_path / "nothing") is None
+
+
+def test_the_rounds_are_on_the_disk_before_their_checkpoint(tmp_path, monkeypatch):
+    """After a power failure there must be no checkpoint whose rounds are gone."""
+    folder, seen = tmp_path / "checkpoint", []
+    (tmp_path / "history.jsonl").write_text('{"round": 1}\n')
+    monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    path = write_checkpoint(folder, checkpoint(1))
+    assert seen == [str(tmp_path / "history.jsonl"), str(folder / f".{path.name}.{os.getpid()}"), str(folder)]
+
+
+def test_a_checkpoint_whose_rounds_are_gone_is_passed_over(tmp_path, caplog):
+    folder, history = tmp_path / "checkpoint", tmp_path / "history.jsonl"
+    history.write_text('{"round": 1}\n{"round": 2}\n{"rou')
+    write_checkpoint(folder, checkpoint(2))
+    write_checkpoint(folder, checkpoint(4))
+    with caplog.at_level(logging.WARNING, logger="fedagrac"):
+        found = read_checkpoint(folder, history=history)
+    assert (found.round, [record["round"] for record in found.history]) == (2, [1, 2])
+    assert "damaged" in caplog.text
+
+
+def test_parts_of_several_processes_become_one_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(Ranks, "wait", lambda self: None)
+    write_checkpoint(tmp_path, checkpoint(clients=(5, 0)), Ranks(rank=1, size=2))
+    assert read_checkpoint(tmp_path) is None  # the first process has not written yet
+    write_checkpoint(tmp_path, checkpoint(clients=(4, 1)), Ranks(rank=0, size=2))
+    found = read_checkpoint(tmp_path)
+    assert found.table.rows(np.array([0, 1, 4, 5]))["nu"][:, 0].tolist() == [0, 1, 4, 5]
+    own = found.table.of(np.array([True, True, False, False, False, False]), None, torch.device("cpu"))
+    assert own.unseen(np.arange(6)).tolist() == [2, 3, 4, 5]
+    (tmp_path / "round-00000003.rank-1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="rank-1"):
+        read_checkpoint(tmp_path)
+
+
+def test_rows_come_back_on_the_device_of_the_run():
+    """The "meta" device stands for a GPU: what is read from a file lies on the CPU at first."""
+    table = checkpoint().table.of(np.ones(6, np.bool_), None, torch.device("meta"))
+    assert table.rows(np.array([4, 1]))["nu"].device.type == "meta"
+
+
+def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, caplog):
+    write_checkpoint(tmp_path, checkpoint(3))
+    newest = write_checkpoint(tmp_path, checkpoint(6))
+    whole = newest.read_bytes()
+    told = whole.replace(b'\\"sim_time\\": 1.5', b'\\"sim_time\\": 2.5')
+    assert told != whole  # another fact, tensors untouched
+    for damaged in (whole[:100], b"", whole[:-1] + bytes([whole[-1] ^ 1]), told):
+        newest.write_bytes(damaged)
+        with caplog.at_level(logging.WARNING, logger="fedagrac"):
+            assert read_checkpoint(tmp_path).round == 3
+        assert "damaged" in caplog.text
+    (tmp_path / "round-00000003.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_checkpoint(tmp_path)
+
+
+def test_another_format_is_refused(tmp_path):
+    path = write_checkpoint(tmp_path, checkpoint())
+    save_file(load_file(path), path, metadata={"fedagrac": json.dumps({"format": 99})})
+    with pytest.raises(CheckpointError, match="format 2 but of 99"):
+        read_checkpoint(tmp_path)
+    save_file(load_file(path), path)
+    with pytest.raises(CheckpointError, match="of None"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_history_longer_than_its_checkpoint_is_cut(tmp_path):
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"round": 1}\n{"round": 2}\n{"round": 3}\n{"rou')
+    assert [r["round"] for r in read_history(path, 2)] == [1, 2]
+    for bad in (4, 5):
+        with pytest.raises(CheckpointError):
+            read_history(path, bad)
+    with pytest.raises(CheckpointError):
+        read_history(tmp_path / "none", 1)
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    whole = run("fedagrac", callbacks=[Checkpoints(tmp_path, every=3)])
+    found = read_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="history"):
+        run("fedagrac", resume=found)
+    with pytest.raises(fg.InputError, match="before round 6"):
+        run("fedagrac", rounds=6, resume=replace(found, history=whole.history[:6]))
+
+
+def test_differences_between_lists():
+    assert differences({"a": [{"lr": 1}]}, {"a": [{"lr": 2}]}) == ["a.0.lr: 1 -> 2"]
+    assert differences({"a": [1]}, {"a": [1, 2]}) == ["a: [1] -> [1, 2]"]
+    assert differences({"a": 1}, {"a": 1}) == []
+
+
+EXPERIMENT = """
+name = "mini"
+rounds = 6
+lr = 0.1
+checkpoint_every = 2
+[data]
+name = "digits"
+clients = 4
+batch_size = 10
+[steps]
+kind = "constant"
+steps = 3
+[[algorithm]]
+name = "fedavg"
+[[algorithm]]
+name = "fedlin"
+"""
+
+
+def command(*arguments):
+    with pytest.raises(SystemExit) as done:
+        main([*map(str, arguments)])
+    return done.value.code
+
+
+def test_the_command_goes_on_where_it_was_interrupted(tmp_path, capsys):
+    """FedLin's run loses its last rounds and its end, FedAvg's is left alone."""
+    file, out = tmp_path / "mini.toml", tmp_path / "out"
+    file.write_text(EXPERIMENT)
+    assert command("run", file, "--out", out, "--state-dir", tmp_path / "state", "--json") == 0
+    models = {name: (out / name / "model.safetensors").read_bytes() for name in ("fedavg", "fedlin")}
+    history = out / "fedlin" / "history.jsonl"
+    whole = history.read_text()
+    (out / "fedlin" / "status.json").unlink()
+    (out / "fedlin" / "model.safetensors").unlink()
+    history.write_text("\n".join(whole.splitlines()[:5]) + '\n{"rou')
+    before = (out / "fedavg" / "history.jsonl").stat().st_mtime_ns
+    assert command("run", "--resume", "--out", out, "--json") == 0
+    assert {name: (out / name / "model.safetensors").read_bytes() for name in models} == models
+    assert (out / "fedavg" / "history.jsonl").stat().st_mtime_ns == before
+
+    def timeless(text):
+        return [{k: v for k, v in json.loads(line).items() if k != "wall_time"} for line in text.splitlines()]
+
+    assert timeless(history.read_text()) == timeless(whole)
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [run["rounds"] for run in printed["runs"]] == [6, 6]
+
+
+def test_the_command_says_what_checkpoints_take(tmp_path, capsys):
+    file, out = tmp_path / "mini.toml", tmp_path / "out"
+    file.write_text(EXPERIMENT)
+    assert command("run", file, "--out", out) == 0
+    size = sum(path.stat().st_size for path in out.glob("*/checkpoint/*"))
+    assert len(list(out.glob("*/checkpoint/*"))) == 4  # the last two of each run
+    assert f"checkpoints: {size / 1e6:.3g} MB on disk" in capsys.readouterr().err
+
+
+def test_large_checkpoints_are_said_when_the_first_is_written(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("fedagrac.callbacks.checkpoints.LARGE", 1000)
+    with caplog.at_level(logging.INFO, logger="fedagrac"):
+        run("fedavg", callbacks=[Checkpoints(tmp_path, every=2)])
+    assert caplog.text.count("MB every 2 rounds, the last two are kept in") == 1
+
+
+def test_the_command_refuses_what_does_not_go_on(tmp_path, capsys):
+    file, out = tmp_path / "mini.toml", tmp_path / "out"
+    file.write_text(EXPERIMENT)
+    assert command("run", file, "--resume") == 2
+    assert "--out DIR" in capsys.readouterr().err
+    assert command("run", "--resume", "--out", out) == 2
+    assert "there is no experiment.toml" in capsys.readouterr().err
+    assert not out.exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("x")
+    assert command("run", file, "--resume", "--out", tmp_path / "mine") == 2
+    assert "holds other files" in capsys.readouterr().err
+    assert command("run", file, "--resume", "--out", out, "--json") == 0  # with the file it may also begin
+    capsys.readouterr()
+    assert command("run", file, "--resume", "--out", out, "--set", "algorithm.fedavg.lr=0.2") == 2
+    assert "algorithm.0.lr: 0.1 -> 0.2" in capsys.readouterr().err
+    file.write_text(EXPERIMENT.replace("checkpoint_every = 2", "checkpoint_every = -2"))
+    assert command("run", file, "--out", tmp_path / "other") == 2
+    assert "checkpoint_every" in capsys.readouterr().err
+
+
+def test_without_a_checkpoint_an_interrupted_run_starts_anew(tmp_path, capsys):
+    file, out = tmp_path / "mini.toml", tmp_path / "out"
+    file.write_text(EXPERIMENT.replace("checkpoint_every = 2", "checkpoint_every = 0"))
+    assert command("run", file, "--out", out, "--json") == 0
+    model = (out / "fedlin" / "model.safetensors").read_bytes()
+    assert not (out / "fedlin" / "checkpoint").exists()
+    (out / "fedlin" / "status.json").unlink()
+    assert command("run", "--resume", "--out", out, "--json") == 0
+    assert (out / "fedlin" / "model.safetensors").read_bytes() == model
