@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fedagrac.callbacks.base import Callback
+    from fedagrac.rounds.callback import Callback
     from fedagrac.theory.quadratic import Recommendation
 
 __all__ = ["Curve", "Rate", "Study", "measure_rates", "study"]

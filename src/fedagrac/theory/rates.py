@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedagrac.callbacks.base import Callback
 from fedagrac.errors import InputError
+from fedagrac.rounds.callback import Callback
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.loop import Run
     from fedagrac.theory.measure import Constants
     from fedagrac.theory.problem import Problem
 
