@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 import torch
+from fedagrac.flower.rounds import Round
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from rich.console import Console
 from safetensors.torch import save
@@ -29,10 +30,10 @@ from fedagrac.core.cohort import Cohort
 from fedagrac.data import federation, files, sources
 from fedagrac.engines import choice
 from fedagrac.errors import MOST_CLIENTS, FedagracError
+from fedagrac.experiments.overrides import apply_settings
 from fedagrac.experiments.run import prepare
-from fedagrac.experiments.schema import Experiment, apply_settings, default_table, read_toml
+from fedagrac.experiments.schema import Experiment, default_table, read_toml
 from fedagrac.flower.link import Link
-from fedagrac.flower.rounds import Round
 from fedagrac.flower.server import build_model
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import unpack
@@ -187,7 +188,7 @@ def sealed(given):
 def hash_of(head, tensors):
     """Return the hash that a checkpoint of these tensors has; what cannot be hashed has none."""
     try:
-        return checkpoints._hash(head, tensors)
+        return checkpoints.content_hash(head, tensors)
     except RuntimeError:
         return ""
 
@@ -258,7 +259,7 @@ def flower_reply(data):
         good = round.checked({0: parcel}, cohort, plan, lambda row: (1, 100))
         for reply in good.values():
             assert reply.vectors["model"].isfinite().all()
-        round.link._meet(7, parcel)
+        fleet.link.meet(7, parcel)
 
 
 @functools.cache
@@ -271,7 +272,7 @@ def _round():
     one = np.ones(1, np.int64)
     cohort = Cohort(0, one - 1, 3 * one, [1], one / 1.0, one, True, lambda *_: torch.zeros(1, 4))
     algorithm, state = checked.build_algorithm(), {"x": model.initial()}
-    round = Round(0, checked, algorithm, model, link, state, fg.clients.ClientTable(1), lambda *_: cohort)
+    round = Round(0, checked, algorithm, model, link, state, ClientTable(1), lambda *_: cohort)
     return round, cohort, algorithm.plan(state, {}, cohort)
 
 
@@ -288,7 +289,7 @@ def flower_settings(data):
 
 
 def _checkpoint():
-    table = fg.clients.ClientTable(2)
+    table = ClientTable(2)
     x = torch.zeros(4)
     table.put(np.array([1, 0]), {"nu": torch.zeros(2, 4), "v": torch.zeros(2, 4)})
     state = {"x": x, "nu": x, "x1": x}

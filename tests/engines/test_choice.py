@@ -35,7 +35,7 @@ def test_auto_takes_the_engine_that_the_measurements_favour(model, clients, batc
 
     class Keep(fg.Callback):
         def on_start(self, run):
-            self.engine = run.engine.name
+            self.engine = run.fleet.engine.name
 
     keep = Keep()
     fg.simulate(

@@ -20,6 +20,7 @@ from fedagrac.engines import EngineRecord, LanesEngine, SerialEngine
 from fedagrac.experiments.run import prepare, run_experiment
 from fedagrac.experiments.schema import Experiment
 from fedagrac.rounds.interrupts import Held, Interruption, listening
+from fedagrac.rounds.record import EXAMPLE
 from fedagrac.storage.checkpoints import read_checkpoint
 from interrupted_runs import ENGINES, PARTICIPATION, SAMPLING, SCHEDULES, Problem, Rounds, combinations, same
 
@@ -50,8 +51,8 @@ def test_compiled_lanes_go_on_as_they_were(problem, tmp_path):
     compiled = {"engine": "lanes", "compile": True}
     whole = problem.run(*combination, **compiled)
     assert same(problem.run_in_two(tmp_path / "one", *combination, **compiled), whole)
-    record = read_checkpoint(tmp_path / "one").facts["engine"]
-    assert (record["name"], record["compiled"], record["threads"]) == ("lanes", True, torch.get_num_threads())
+    record = read_checkpoint(tmp_path / "one").facts.engine
+    assert (record.name, record.compiled, record.threads) == ("lanes", True, torch.get_num_threads())
 
 
 def test_the_engine_of_the_beginning_is_kept(problem, tmp_path, caplog):
@@ -60,7 +61,11 @@ def test_the_engine_of_the_beginning_is_kept(problem, tmp_path, caplog):
 
     class Seen(fg.Callback):
         def on_start(self, run):
-            self.engine, self.why, self.threads = run.engine, run.engine_reason, torch.get_num_threads()
+            self.engine, self.why, self.threads = (
+                run.fleet.engine,
+                run.fleet.engine_reason,
+                torch.get_num_threads(),
+            )
 
     def narrow(workload):
         return LanesEngine(workload, width=2)
@@ -68,10 +73,10 @@ def test_the_engine_of_the_beginning_is_kept(problem, tmp_path, caplog):
     stop = [rounds, Checkpoints(tmp_path, every=2)]
     problem.run(*combination, engine=narrow, callbacks=stop)
     stored = read_checkpoint(tmp_path)
-    facts = {**stored.facts, "engine": {**stored.facts["engine"], "threads": 2}}
-    history = [{"round": i + 1, "wall_time": 1.0} for i in range(4)]
+    facts = replace(stored.facts, engine=replace(stored.facts.engine, threads=2))
+    history = [{**EXAMPLE, "round": i + 1, "wall_time": 1.0} for i in range(4)]
     stored, seen = replace(stored, facts=facts, history=history), Seen()
-    assert facts["engine"]["width"] == 2
+    assert facts.engine.width == 2
     own = torch.get_num_threads()
     problem.run(*combination, resume=stored, callbacks=[seen])
     assert (seen.engine.name, seen.engine.width, seen.threads) == ("lanes", 2, 2)
@@ -150,7 +155,7 @@ def test_interrupted_in_the_first_round_it_goes_on_after_the_start(problem, tmp_
         problem.run(*combination, engine=AtOnce, callbacks=[Checkpoints(tmp_path)])
     stored = read_checkpoint(tmp_path)
     assert stored.round == 0
-    assert stored.facts["bytes_total"] > 0  # the start from full gradients is not charged twice
+    assert stored.facts.bytes_total > 0  # the start from full gradients is not charged twice
     assert same(problem.run(*combination, resume=stored), problem.run(*combination))
 
 

@@ -24,8 +24,9 @@ from fedagrac.cli.app import main
 from fedagrac.data import sources
 from fedagrac.engines import choice
 from fedagrac.errors import InputError
+from fedagrac.experiments.overrides import apply_settings
 from fedagrac.experiments.run import prepare, run_experiment
-from fedagrac.experiments.schema import Experiment, apply_settings, default_table
+from fedagrac.experiments.schema import Experiment, default_table
 from fedagrac.flower.server import FlowerRun
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import BadReplyError, unpack
