@@ -73,7 +73,7 @@ def test_values_may_be_words_numbers_or_tables():
         ("lr=0.1,0.2", "algorithm.KEY"),
         ("algorithm.lr=", "algorithm.KEY"),
         ("algorithm.lr", "algorithm.KEY"),
-        ("steps.variance=0,1", "--set"),
+        ("steps.variance=0,1", "`set`"),
         ("algorithm.nu=1,2", "did you mean 'mu'"),
         ("algorithm.fedavg.mu=1,2", "one of lr"),
         ("algorithm.fednova.lr=1,2", "fedavg, prox"),

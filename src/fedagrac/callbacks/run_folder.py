@@ -31,7 +31,7 @@ __all__ = ["RunFolder", "append_round", "environment", "write_description", "wri
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:
     """Return versions and machine: what a reader needs to repeat a run, and no environment variables."""
-    from fedagrac import __version__
+    from fedagrac.version import __version__
 
     gpu = torch.cuda.get_device_name(device) if device is not None and device.type == "cuda" else None
     return {

@@ -169,7 +169,7 @@ class _Measurements:
         self.engines: dict[str, Engine] = {}
 
     def _about(self) -> dict[str, Any]:
-        from fedagrac import __version__
+        from fedagrac.version import __version__
 
         w = self.workload
         device = w.model.device

@@ -21,11 +21,12 @@ from fedagrac.engines import Ranks, Workload, current_ranks
 from fedagrac.engines.workload import SMALL
 from fedagrac.errors import InputError, count
 from fedagrac.experiments.schema import Experiment, build_guard, read_toml, section
-from fedagrac.files import claimed, is_leftover, remove_leftovers, write_atomically
+from fedagrac.files import write_atomically
 from fedagrac.heterogeneity import Devices
 from fedagrac.models.vector import VectorModel
 from fedagrac.rounds.api import simulate, simulate_many
 from fedagrac.storage.checkpoints import Checkpoint, read_checkpoint
+from fedagrac.storage.claims import claimed, is_leftover, remove_leftovers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -191,7 +192,6 @@ def run_experiment(
     side_by_side: bool = False,
     resume: bool = False,
     state_dir: Path | None = None,
-    made: Path | None = None,
 ) -> list[Path]:
     """Run every algorithm into its own folder below `out`; return the folders.
 
@@ -201,7 +201,7 @@ def run_experiment(
     alone writes and shows progress. Nobody else can write into the folder meanwhile.
     """
     ranks = current_ranks()
-    with claimed(out, made) if ranks.rank == 0 else contextlib.nullcontext():
+    with claimed(out) if ranks.rank == 0 else contextlib.nullcontext():
         begun = (out / "experiment.toml").exists()
         if ranks.rank == 0:
             check_same(prepared, out) if resume and begun else check_free(out)
@@ -316,7 +316,7 @@ def check_same(prepared: Prepared, out: Path) -> None:
     there, here = read_toml(path), json.loads(json.dumps(prepared.described()))
     changed = differences(there, here)
     if changed:
-        raise InputError("--resume", str(out), f"the same experiment as in {path}; changed: {'; '.join(changed)}")
+        raise InputError("resume", str(out), f"the same experiment as in {path}; changed: {'; '.join(changed)}")
 
 
 def differences(before: Any, after: Any, name: str = "") -> list[str]:
@@ -346,4 +346,4 @@ def check_free(out: Path) -> None:
         holds = "is a file"
     elif (out / "experiment.toml").exists():
         holds = "already holds an experiment"
-    raise InputError("--out", str(out), f"a new or empty folder: this one {holds}")
+    raise InputError("out", str(out), f"a new or empty folder: this one {holds}")

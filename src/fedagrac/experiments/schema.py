@@ -312,9 +312,9 @@ def apply_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]
         key, equals, text = setting.partition("=")
         parts = key.strip().split(".")
         if not equals or not all(parts):
-            raise InputError("--set", setting, "key=value, such as rounds=50 or data.clients=10")
+            raise InputError("set", setting, "key=value, such as rounds=50 or data.clients=10")
         if len(parts) > DEEPEST or not _is_text(setting):
-            raise InputError("--set", setting, f"text, with at most {DEEPEST} parts in its key")
+            raise InputError("set", setting, f"text, with at most {DEEPEST} parts in its key")
         for target in _targets(result, parts, setting):
             target[parts[-1]] = _value(text.strip())
     return result
@@ -325,7 +325,7 @@ def _targets(table: dict[str, Any], parts: list[str], setting: str) -> list[dict
     if parts[0] == "algorithm" and len(parts) > 1:
         entries: list[dict[str, Any]] = table.get("algorithm", [])
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise InputError("--set", setting, "an experiment with algorithms: its algorithm is not [[algorithm]]")
+            raise InputError("set", setting, "an experiment with algorithms: its algorithm is not [[algorithm]]")
         if len(parts) == 2:
             return entries
         if parts[1].isdecimal():
@@ -335,7 +335,7 @@ def _targets(table: dict[str, Any], parts: list[str], setting: str) -> list[dict
         names = [str(entry.get("label", entry.get("name"))) for entry in entries]
         if not chosen:
             accepted = f"algorithm.NAME.key with one of {', '.join(names)}{nearest(parts[1], names)}"
-            raise InputError("--set", setting, accepted)
+            raise InputError("set", setting, accepted)
         return [_descend(entry, parts[2:-1], setting) for entry in chosen]
     return [_descend(table, parts[:-1], setting)]
 
@@ -344,7 +344,7 @@ def _descend(table: dict[str, Any], parts: list[str], setting: str) -> dict[str,
     for part in parts:
         inner = table.setdefault(part, {})
         if not isinstance(inner, dict):
-            raise InputError("--set", setting, f"a key inside a table: {part} is a value")
+            raise InputError("set", setting, f"a key inside a table: {part} is a value")
         table = inner
     return table
 

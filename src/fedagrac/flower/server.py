@@ -29,7 +29,6 @@ from fedagrac.data.batches import epoch_steps
 from fedagrac.data.federation import Federation
 from fedagrac.engines import Loss, Workload
 from fedagrac.errors import FedagracError, InputError
-from fedagrac.files import claimed
 from fedagrac.flower.extra import require_flower
 from fedagrac.flower.link import Link, RemoteGradients
 from fedagrac.flower.rounds import Round, needs_steps_first
@@ -39,6 +38,7 @@ from fedagrac.rounds.divergence import Divergence
 from fedagrac.rounds.evaluation import evaluate
 from fedagrac.rounds.record import History
 from fedagrac.storage.checkpoints import Checkpoint, CheckpointError, check_fits, read_checkpoint, write_checkpoint
+from fedagrac.storage.claims import claimed
 from fedagrac.storage.clients import ClientTable
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class FlowerRun:
 
     def run(self) -> None:
         """Start or resume, and do the rounds; nobody else writes into the folder meanwhile."""
-        with claimed(self.folder, field="out"):
+        with claimed(self.folder):
             self._rounds()
 
     def _rounds(self) -> None:
