@@ -78,18 +78,20 @@ _MODULES = {"models": "fedagrac.models", "schedule": "fedagrac.core.schedule"}
 __all__ = sorted([*_HOMES, *_MODULES])  # noqa: PLE0605
 
 
-def __getattr__(name: str) -> Any:
-    """Import what a name stands for when it is first used; return it."""
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in _MODULES or name in _ROOMS:
-        value = importlib.import_module(_MODULES.get(name, f"fedagrac.{name}"))
-    else:
-        raise AttributeError(f"module 'fedagrac' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
 def __dir__() -> list[str]:
     """Return all names, also those that are not imported yet."""
     return sorted({*globals(), *__all__, *_ROOMS})
+
+
+if not TYPE_CHECKING:  # type checkers know the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        """Import what a name stands for when it is first used, and return it."""
+        if name in _HOMES:
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+        elif name in _MODULES or name in _ROOMS:
+            value = importlib.import_module(_MODULES.get(name, f"fedagrac.{name}"))
+        else:
+            raise AttributeError(f"module 'fedagrac' has no attribute {name!r}")
+        globals()[name] = value
+        return value

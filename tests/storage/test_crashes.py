@@ -92,7 +92,7 @@ def test_a_full_disk_is_said_and_leaves_a_checkpoint_to_go_on_from(free, tmp_pat
         said = " ".join(capsys.readouterr().err.split())
         assert "No space left on device" in said
         assert "Traceback" not in said
-        assert f"go on with: fedagrac run --resume --out {out}" in said
+        assert f"resume with: fedagrac run --resume --out {out}" in said
         stored = read_checkpoint(out / "fedagrac" / "checkpoint", history=out / "fedagrac" / "history.jsonl")
         assert 0 < stored.round < 300
         (disk / "something else").unlink()
