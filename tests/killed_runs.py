@@ -24,6 +24,7 @@ from fedagrac import files as folders
 from fedagrac.callbacks import run_folder
 from fedagrac.cli import app as cli
 from fedagrac.storage import checkpoints
+from fedagrac.storage.claims import LOCK, is_leftover
 
 RUNS = ("fedavg", "scaffold", "fedagrac")
 EXPERIMENT = """
@@ -193,7 +194,7 @@ def finished(out):
 
 
 def is_temporary(path):
-    return folders.is_leftover(path) and path.name != folders.LOCK
+    return is_leftover(path) and path.name != LOCK
 
 
 def compare(whole, killed):

@@ -36,7 +36,15 @@ def test_the_spread_of_steps():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["lr"], ["--parts", "speed"], ["--engines", "lane"], ["--budget", "0"], ["--precision", "half"]]
+    "arguments",
+    [
+        ["lr"],
+        ["--parts", "speed"],
+        ["--engines", "lane"],
+        ["--budget", "0"],
+        ["--precision", "half"],
+        ["--device", "tpu"],
+    ],
 )
 def test_wrong_names_are_said(arguments, capsys):
     with pytest.raises(SystemExit) as done:

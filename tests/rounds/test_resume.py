@@ -268,7 +268,7 @@ def test_the_command_saves_ends_and_goes_on(name, code, in_one_go, tmp_path):
     _, said = process.communicate(timeout=120)
     assert process.returncode == code, said
     assert f"interrupted by {name}" in said
-    assert f"go on with: fedagrac run --resume --out '{out}'" in " ".join(said.split())
+    assert f"resume with: fedagrac run --resume --out '{out}'" in " ".join(said.split())
     assert "Traceback" not in said
     done = lines(history)
     assert f"saved after round {done} of {ROUNDS}" in said

@@ -123,7 +123,7 @@ class Ranks:
         reason = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().splitlines()[0]).split(". ")[0]
         return LostRankError(
             f"another process of this run is gone, so process {self.rank} of {self.size} stops too ({reason}); "
-            "start it again with --resume"
+            "start the run again to resume from its last checkpoint"
         )
 
 

@@ -76,7 +76,7 @@ class Imports:
             "name",
             path,
             f"a file {'/'.join(parts)}.py beside the experiment file or in the current folder; a module from "
-            "elsewhere needs --trust-imports, for importing it runs code: read the experiment file before",
+            "elsewhere needs `trusted`, because importing it runs its code: read the experiment file first",
         )
 
     def _folders(self) -> list[Path]:
@@ -96,7 +96,7 @@ class Imports:
             raise InputError("name", path, accepted) from error
         # a local file that does `from os import system` lends no file that name
         if folder is not None and not str(getattr(factory, "__module__", "")).startswith(prefix):
-            accepted = f"a function or class that {module_name} itself defines (or --trust-imports)"
+            accepted = f"a function or class that {module_name} itself defines (or `trusted`)"
             raise InputError("name", path, accepted)
         return factory
 
