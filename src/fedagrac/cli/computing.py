@@ -64,14 +64,18 @@ def experiment_table(
 
 
 def prepare_experiment(
-    experiment: Experiment, file: Path | None, data_dir: Path | None, trust_imports: bool
+    experiment: Experiment,
+    file: Path | None,
+    data_dir: Path | None,
+    trust_imports: bool,
+    state_dir: Path | None = None,
 ) -> Prepared:
     """Load the data and build the model and the algorithms. Models may lie beside the experiment file."""
     from fedagrac.experiments.run import prepare
     from fedagrac.models import Imports
 
     with naming_options(trusted="--trust-imports"):
-        return prepare(experiment, data_dir, Imports(file and file.parent, trust_imports))
+        return prepare(experiment, data_dir, Imports(file and file.parent, trust_imports), state_dir)
 
 
 def check_out(out: Path) -> None:
