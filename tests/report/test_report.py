@@ -17,9 +17,9 @@ from fedagrac.data.describe import MOST_SHOWN, describe
 from fedagrac.errors import InputError
 from fedagrac.report import find_runs, read_run, render_page, summarise, write_report
 from fedagrac.report.charts import charts_of, curve, series_of
-from fedagrac.report.pictures import plot_chart, plot_curves, plot_labels, plot_steps, save
+from fedagrac.report.pictures import plot_chart, plot_curves, plot_label_counts, plot_steps, save
 from fedagrac.report.style import LOOKS, OTHER, SHADE
-from run_folders import record, write_run
+from run_folders import record, run_small, small_experiment, write_run
 
 
 @pytest.fixture(autouse=True)
@@ -38,12 +38,7 @@ def without_pictures(monkeypatch):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """The folder of a small experiment, run by the command; tests do not change it."""
-    folder = tmp_path_factory.mktemp("small")
-    (folder / "small.toml").write_text(SMALL)
-    with pytest.raises(SystemExit) as stop:
-        main(["run", str(folder / "small.toml"), "--out", str(folder / "mine")])
-    assert not stop.value.code
-    return folder / "mine"
+    return run_small(tmp_path_factory.mktemp("small"), SMALL)
 
 
 def command(*arguments, capsys):
@@ -54,23 +49,7 @@ def command(*arguments, capsys):
     return stop.value.code or 0, captured.out, captured.err
 
 
-SMALL = """
-name = "small"
-rounds = 3
-lr = 0.1
-target = 0.2
-[data]
-clients = 5
-partition = { kind = "shards", classes = 3 }
-[steps]
-kind = "extreme"
-slow = 2
-fast = 9
-[[algorithm]]
-name = "scaffold"
-[[algorithm]]
-name = "fedavg"
-"""
+SMALL = small_experiment(3, 5, {"kind": "extreme", "slow": 2, "fast": 9}, ("scaffold", "fedavg"))
 
 
 class Page(HTMLParser):
@@ -265,7 +244,7 @@ def test_a_run_that_was_cut_off_is_read_up_to_its_last_whole_line(tmp_path):
     assert "unfinished" in Page(render_page([run])).texts
     (folder / "history.jsonl").write_text("")
     empty = read_run(folder)
-    assert "No round has been done yet." in render_page([empty])
+    assert "No round is complete yet." in render_page([empty])
     assert write_report([empty], tmp_path / "out").exists()
 
 
@@ -366,7 +345,7 @@ def test_many_clients_are_described_in_a_small_file(tmp_path):
     assert len(set(facts.shown)) == MOST_SHOWN
     assert facts.steps_range == [1, 77]
     assert [sum(row) for row in facts.labels] == facts.sizes == [30] * MOST_SHOWN
-    image = plot_labels(facts).axes[0].get_images()[0]
+    image = plot_label_counts(facts).axes[0].get_images()[0]
     assert image.get_array().shape == (10, MOST_SHOWN)
     assert [bar.get_height() for bar in plot_steps(facts).axes[0].patches] == facts.steps
 
@@ -450,8 +429,8 @@ def test_several_folders_make_one_page_elsewhere(tmp_path, capsys, without_pictu
     ("make", "message"),
     [
         (lambda: None, "experiment.toml, environment.json, history.jsonl and status.json"),
-        (lambda: Path("nonsense").mkdir(), "a folder without run folders"),
-        (lambda: Path("nonsense").write_text(""), "this is no folder"),
+        (lambda: Path("nonsense").mkdir(), "this folder contains no run folders"),
+        (lambda: Path("nonsense").write_text(""), "this is not a folder"),
         (lambda: broken("experiment.toml", "name = "), "a readable experiment.toml"),
         (lambda: broken("experiment.toml", 'name = "x"'), "algorithm"),
         (lambda: broken("experiment.toml", 'name = "x"\nalgorithm = []'), "algorithm"),
@@ -523,8 +502,8 @@ def test_a_full_disk_is_named_and_leaves_no_half_page(tmp_path, capsys, monkeypa
     assert not Path("run/report.html").exists()
 
 
-def test_the_labels_in_the_experiment_file_are_those_of_the_folders(capsys, without_pictures):
-    Path("small.toml").write_text(SMALL.replace('name = "fedavg"', 'name = "fedavg"\nlabel = "plain / averaging"'))
-    command("run", "small.toml", "--out", "mine", capsys=capsys)
+def test_the_labels_in_the_experiment_file_are_those_of_the_folders(without_pictures):
+    labelled = [{"name": "scaffold"}, {"name": "fedavg", "label": "plain / averaging"}]
+    run_small(Path(), {**SMALL, "algorithm": labelled})
     labels = [entry["label"] for entry in tomllib.loads(Path("mine/experiment.toml").read_text())["algorithm"]]
     assert [run.label for run in find_runs(["mine"])] == labels == ["scaffold", "plain / averaging"]
