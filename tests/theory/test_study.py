@@ -15,9 +15,17 @@ from fedagrac.cli.app import main
 from fedagrac.errors import InputError
 from fedagrac.experiments.run import prepare
 from fedagrac.experiments.schema import Experiment
-from fedagrac.experiments.study import DIRECTIONS, measure_rates, problem_of, quadratic_at, stiff_and_soft, study
+from fedagrac.experiments.study import (
+    DIRECTIONS,
+    Errors,
+    measure_rates,
+    problem_of,
+    quadratic_at,
+    stiff_and_soft,
+    study,
+)
 from fedagrac.theory import Problem, bounds, constants
-from fedagrac.theory.rates import Errors, prescribed_lr, slope
+from fedagrac.theory.rates import prescribed_lr, slope
 from quadratics import half_square, quadratics
 
 TABLE = {
