@@ -32,11 +32,13 @@ from fedagrac.heterogeneity import (
     StepSchedule,
     Uniform,
 )
-from fedagrac.rounds.api import Run, Stop, simulate, simulate_many
+from fedagrac.rounds.api import simulate, simulate_many
 from fedagrac.rounds.guard import Guard
+from fedagrac.rounds.loop import Run
 from fedagrac.rounds.record import History, SimulationResult
-
-__version__ = "0.1.0"
+from fedagrac.rounds.setup import Setup
+from fedagrac.rounds.stop import Stop
+from fedagrac.version import __version__
 
 __all__ = [
     "DEVICES",
@@ -72,12 +74,14 @@ __all__ = [
     "Resample",
     "Run",
     "Scaffold",
+    "Setup",
     "Shards",
     "SimulationResult",
     "StepSchedule",
     "Stop",
     "TensorBoard",
     "Uniform",
+    "__version__",
     "algorithm",
     "models",
     "schedule",

@@ -120,8 +120,9 @@ def run(
     """
     from fedagrac.callbacks.progress import Progress
     from fedagrac.engines.ranks import leave_ranks, start_ranks
+    from fedagrac.experiments.overrides import apply_settings
     from fedagrac.experiments.run import check_free, prepare, run_experiment
-    from fedagrac.experiments.schema import Experiment, apply_settings, default_table, read_toml
+    from fedagrac.experiments.schema import Experiment, default_table, read_toml
     from fedagrac.models import Imports
     from fedagrac.report import read_run, write_report
 
@@ -139,7 +140,7 @@ def run(
     checked = Experiment.of(apply_settings(table, settings or []))
     if out is not None and not resume and ranks.rank == 0:
         check_free(out)
-    prepared = prepare(checked, data_dir, Imports(given and given.parent, trust_imports))
+    prepared = prepare(checked, data_dir, Imports(given and given.parent, trust_imports), state_dir)
     folder, made = (out, None) if out is not None else _new_folder(checked.name, ranks)
     K = prepared.steps.counts(0, prepared.federation.num_clients, checked.seed)
     what = f"{checked.name}: {len(prepared.federation.sizes)} clients, {K.min()} to {K.max()} local steps"
@@ -150,7 +151,7 @@ def run(
     flags = {"--data-dir": data_dir, "--state-dir": state_dir, "--trust-imports": trust_imports}
     bar = Progress(len(prepared.entries), checked.rounds, notes)
     with advising(folder, _command(folder, ranks, flags)), bar as progress, _notices(notes, quiet=as_json):
-        folders = run_experiment(prepared, folder, progress, resume=resume, state_dir=state_dir, made=made)
+        folders = run_experiment(prepared, folder, progress, resume=resume, made=made)
     leave_ranks()
     if ranks.rank:
         return

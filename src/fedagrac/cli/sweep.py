@@ -70,8 +70,9 @@ def sweep(
       fedagrac sweep my.toml --grid algorithm.lr=0.01,0.03,0.1 --out runs/sweep --resume
     """
     from fedagrac.callbacks.progress import Progress
+    from fedagrac.experiments.overrides import apply_settings
     from fedagrac.experiments.run import check_free
-    from fedagrac.experiments.schema import apply_settings, read_toml
+    from fedagrac.experiments.schema import read_toml
     from fedagrac.experiments.sweep import Sweep, best_choices, choices_of, run_sweep
     from fedagrac.models import Imports
     from fedagrac.report import read_run, summarise, write_report

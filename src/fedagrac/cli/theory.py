@@ -57,8 +57,9 @@ def theory(
     from rich.progress import Progress as Bar
 
     from fedagrac.callbacks.progress import Progress
+    from fedagrac.experiments.overrides import apply_settings
     from fedagrac.experiments.run import check_free, prepare
-    from fedagrac.experiments.schema import Experiment, apply_settings, read_toml
+    from fedagrac.experiments.schema import Experiment, read_toml
     from fedagrac.experiments.study import FACTORS, measure_rates, problem_of, study
     from fedagrac.files import make_folder, write_atomically
     from fedagrac.models import Imports

@@ -27,6 +27,7 @@ from fedagrac.engines.serial import SerialEngine
 from fedagrac.errors import InputError, non_negative, one_of, positive
 from fedagrac.files import cache_folder, make_folder, write_atomically
 from fedagrac.parsing import parse_json
+from fedagrac.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,8 +170,6 @@ class _Measurements:
         self.engines: dict[str, Engine] = {}
 
     def _about(self) -> dict[str, Any]:
-        from fedagrac import __version__
-
         w = self.workload
         device = w.model.device
         shapes = [tuple(p.shape) for p in w.model.parameters]

@@ -35,8 +35,8 @@ from fedagrac.rounds.api import simulate
 
 if TYPE_CHECKING:
     from fedagrac.algorithms import Algorithm
-    from fedagrac.rounds.api import Run
-    from fedagrac.rounds.record import Record
+    from fedagrac.rounds.loop import Run
+    from fedagrac.rounds.record import RoundRecord
 
 __all__ = ["SWEEPS", "WORKLOADS", "Workload", "compare", "engines_for", "sweep"]
 
@@ -173,7 +173,7 @@ def engine_times(w: Workload, name: str, device: str, precision: Precision, budg
     fed, ends = w.federation(), []
 
     class Budget(Callback):
-        def on_round(self, run: Run, record: Record) -> None:
+        def on_round(self, run: Run, record: RoundRecord) -> None:
             _wait(device)
             ends.append(time.perf_counter())
             if len(ends) >= 4 and ends[-1] - begun > budget:
@@ -262,7 +262,7 @@ def sweep(
 
 def machine(device: str) -> dict[str, Any]:
     """Return where the figures come from."""
-    from fedagrac.callbacks.run_folder import environment
+    from fedagrac.storage.environment import environment
 
     return {**environment(torch.device(device)), "processor": processor()}
 

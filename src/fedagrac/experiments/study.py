@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from fedagrac.algorithms import Algorithm, FedaGrac
-from fedagrac.callbacks import Callback
 from fedagrac.data.batches import epoch_steps
 from fedagrac.errors import InputError
 from fedagrac.experiments.run import Prepared, prepare
 from fedagrac.heterogeneity import Explicit
 from fedagrac.rounds.api import simulate
+from fedagrac.rounds.callback import Callback
 from fedagrac.theory.bounds import Bound, theorem1, theorem2
 from fedagrac.theory.measure import Constants, constants
 from fedagrac.theory.problem import LARGEST_HESSIAN, Problem, as_array
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.loop import Run
+    from fedagrac.rounds.record import RoundRecord
     from fedagrac.theory.quadratic import Recommendation
 
 __all__ = ["ErrorCurve", "Errors", "Rate", "Study", "measure_rates", "study"]
@@ -63,7 +64,7 @@ class Errors(Callback):
         """Measure the error of the initial model."""
         self._measure(0, run)
 
-    def on_round(self, run: Run, record: dict[str, Any]) -> None:
+    def on_round(self, run: Run, record: RoundRecord) -> None:
         """Measure the error after every `every`-th round and after the last."""
         if record["round"] % self.every == 0 or record["round"] == run.rounds:
             self._measure(record["round"], run)

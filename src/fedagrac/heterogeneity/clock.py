@@ -69,7 +69,19 @@ class Clock:
         up: npt.NDArray[Any],
         seed: int,
     ) -> float:
-        """Return how long a round lasts: max over its members of download + K_i steps + upload.
+        """Return how long a round lasts until its slowest member is done; see `client_times`."""
+        return float(self.client_times(round, clients, steps, down, up, seed).max())
+
+    def client_times(
+        self,
+        round: int,
+        clients: npt.NDArray[np.int64],
+        steps: npt.NDArray[np.int64],
+        down: npt.NDArray[Any],
+        up: npt.NDArray[Any],
+        seed: int,
+    ) -> npt.NDArray[np.float64]:
+        """Return after how many seconds each member has downloaded, computed K_i steps and uploaded, [m].
 
         Args:
             round: rounds already done.
@@ -90,4 +102,5 @@ class Clock:
             each = step_times(self.devices, self.step_flops, self.jitter, round, seed)[clients]
             members = [self.devices[i] for i in clients]
         wire = np.array([p.transfer_time(d, u) for p, d, u in zip(members, down, up, strict=True)])
-        return float((wire + steps * each).max())
+        times: npt.NDArray[np.float64] = wire + steps * each
+        return times

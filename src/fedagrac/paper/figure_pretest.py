@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.loop import Run
 
 __all__ = ["RECIPE"]
 

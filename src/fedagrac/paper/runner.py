@@ -13,12 +13,13 @@ import torch
 from fedagrac import heterogeneity, models
 from fedagrac.algorithms import Algorithm, algorithm
 from fedagrac.callbacks import Callback
-from fedagrac.callbacks.run_folder import environment
 from fedagrac.core.schedule import Piecewise
 from fedagrac.core.streams import first_weights
 from fedagrac.data import partitions as partition
 from fedagrac.data.federation import Federation
-from fedagrac.rounds.api import Stop, simulate_many
+from fedagrac.rounds.api import simulate_many
+from fedagrac.rounds.stop import Stop
+from fedagrac.storage.environment import environment
 
 if TYPE_CHECKING:
     from pathlib import Path
