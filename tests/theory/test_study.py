@@ -24,6 +24,7 @@ from fedagrac.experiments.study import (
     stiff_and_soft,
     study,
 )
+from fedagrac.rounds.fleet import Simulated
 from fedagrac.theory import Problem, bounds, constants
 from fedagrac.theory.rates import prescribed_lr, slope
 from quadratics import half_square, quadratics
@@ -47,7 +48,8 @@ def small(module=None, clients=4, **changes):
         data.append((X, (X @ rng.normal(size=3) + 0.5 * (i - 1.5) > 0).astype(int)))
     test = np.zeros((2, 3)), np.array([0, 1])
     module = module or nn.Linear(3, 2, dtype=torch.float64)
-    return dataclasses.replace(prepared, federation=fg.Federation.from_arrays(data, test=test), module=module)
+    fleet = Simulated.of(module, fg.Federation.from_arrays(data, test=test), prepared.fleet.setup)
+    return dataclasses.replace(prepared, module=module, fleet=fleet)
 
 
 def test_errors_are_the_excess_of_every_round():

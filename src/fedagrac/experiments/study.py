@@ -15,8 +15,9 @@ from fedagrac.data.batches import epoch_steps
 from fedagrac.errors import InputError
 from fedagrac.experiments.run import Prepared, prepare
 from fedagrac.heterogeneity import Explicit
-from fedagrac.rounds.api import simulate
+from fedagrac.rounds.api import run_on
 from fedagrac.rounds.callback import Callback
+from fedagrac.rounds.fleet import Simulated
 from fedagrac.theory.bounds import Bound, theorem1, theorem2
 from fedagrac.theory.measure import Constants, constants
 from fedagrac.theory.problem import LARGEST_HESSIAN, Problem, as_array
@@ -175,13 +176,16 @@ class Study:
 
 def problem_of(prepared: Prepared) -> Problem:
     """Return the problem that an experiment solves."""
-    options = prepared.options()
+    setup = prepared.fleet.setup
     return Problem(
-        prepared.module,
-        prepared.federation,
-        weight_decay=options["weight_decay"],
-        batch_size=options["batch_size"],
+        prepared.module, prepared.federation, weight_decay=setup.weight_decay, batch_size=setup.batch_size
     )
+
+
+def _fleet(prepared: Prepared, **changes: Any) -> Simulated:
+    """Return the clients of an experiment with some options changed."""
+    setup = dataclasses.replace(prepared.fleet.setup, **{"steps": prepared.steps, **changes})
+    return Simulated.of(prepared.module, prepared.federation, setup)
 
 
 def study(
@@ -208,13 +212,12 @@ def study(
     if measured.optimum is not None and measured.value is not None and problem.size <= LARGEST_HESSIAN:
         say("quadratic model")
         prediction = _Prediction.at(problem, measured.optimum, measured.value, K)
-    every = max(1, e.rounds // 200)
+    fleet = _fleet(prepared, eval_every=e.rounds)
     curves = []
     for entry in prepared.entries:
         say(entry.label)
-        errors = Errors(problem, measured.value, every)
-        options = {**prepared.options(), "eval_every": e.rounds}
-        result = simulate(prepared.module, fed, entry.algorithm, callbacks=[errors, *callbacks], **options)
+        errors = Errors(problem, measured.value, every=max(1, e.rounds // 200))
+        (result,) = run_on(fleet, [entry.algorithm], [[errors, *callbacks]], [None])
         stable, limit = (None, None) if prediction is None else prediction.of(entry.algorithm)
         curves.append(
             ErrorCurve(
@@ -414,20 +417,15 @@ class _Part:
     def run(self, seed: int) -> float:
         """Run the experiment with a seed; return the error at the end."""
         errors = Errors(self.problem, self.constants.value, self.length)
-        changed = {
-            "rounds": self.length,
-            "steps": Explicit([self.counts.tolist()]),
-            "seed": seed,
-            "eval_every": self.length,
-            "stop": None,
-        }
-        simulate(
-            self.prepared.module,
-            self.prepared.federation,
-            FedaGrac(lr=self.lr),
-            callbacks=[errors],
-            **{**self.prepared.options(), **changed},
+        fleet = _fleet(
+            self.prepared,
+            rounds=self.length,
+            steps=Explicit([self.counts.tolist()]),
+            seed=seed,
+            eval_every=self.length,
+            stop=None,
         )
+        run_on(fleet, [FedaGrac(lr=self.lr)], [[errors]], [None])
         return errors.values[-1]
 
 

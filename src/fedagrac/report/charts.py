@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedagrac.algorithms import REGISTRY, algorithm
 from fedagrac.report.style import Look, look_of
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ def names_of(runs: Sequence[StoredRun]) -> list[str]:
 
 def scales_shared_lr(run: StoredRun) -> bool:
     """Return whether the run's lr is the shared lr times Kbar, because the algorithm divides it by K_i."""
-    return run.algorithm == "fedlin" and "lr" in run.experiment
+    registered = run.algorithm in REGISTRY and "lr" in run.experiment
+    return registered and algorithm(run.algorithm, lr=1.0).traits.lr == "round"
 
 
 def _settings_without_seed(run: StoredRun) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedagrac.report.charts import names_of
-from fedagrac.rounds.record import History
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,29 +32,24 @@ def summarise(runs: Sequence[StoredRun]) -> list[Row]:
 
 
 def _row(run: StoredRun, name: str) -> Row:
-    history, target = History(run.history), run.target
+    history, target = run.history, run.target
     last: Mapping[str, Any] = history[-1] if history else {}
-    reached = None if target is None else history.rounds_to(target)
-    at_target = next((record for record in history if record["round"] == reached), None)
-    losses = {
-        f"{when}_{kind}_loss": value
-        for kind in ("test", "train")
-        for when, value in (
-            ("best", min(_values(history, f"{kind}_loss"), default=None)),
-            ("final", _mean(_values(history[-LAST:], f"{kind}_loss"))),
-        )
-    }
+    accuracies, test_losses = _values(history, "test_accuracy"), _values(history, "test_loss")
+    at_target: Mapping[str, Any] = next((r for r in history if _reaches(r, target)), {})
     return {
         "algorithm": run.label,
         "run": name,
-        "accuracy": history.last("test_accuracy"),
-        "best_accuracy": history.best("test_accuracy"),
+        "accuracy": accuracies[-1] if accuracies else None,
+        "best_accuracy": max(accuracies, default=None),
         "final_accuracy": _mean(_values(history[-LAST:], "test_accuracy")),
-        "test_loss": history.last("test_loss"),
-        **losses,
+        "test_loss": test_losses[-1] if test_losses else None,
+        "best_test_loss": min(test_losses, default=None),
+        "final_test_loss": _mean(_values(history[-LAST:], "test_loss")),
+        "best_train_loss": min(_values(history, "train_loss"), default=None),
+        "final_train_loss": _mean(_values(history[-LAST:], "train_loss")),
         "target": target,
-        "rounds_to_target": reached,
-        "bytes_to_target": None if at_target is None else at_target["bytes_total"],
+        "rounds_to_target": at_target.get("round"),
+        "bytes_to_target": at_target.get("bytes_total"),
         "rounds": len(history),
         "bytes": last.get("bytes_total"),
         "sim_time": last.get("sim_time"),
@@ -66,6 +60,11 @@ def _row(run: StoredRun, name: str) -> Row:
         "reason": run.reason,
         "folder": str(run.folder),
     }
+
+
+def _reaches(record: Mapping[str, Any], target: float | None) -> bool:
+    """Return whether the test accuracy of a round is at or above the target."""
+    return target is not None and record["test_accuracy"] is not None and record["test_accuracy"] >= target
 
 
 def _values(records: Sequence[Mapping[str, Any]], field: str) -> list[float]:
