@@ -268,11 +268,11 @@ def test_text_from_files_is_text_on_the_page(tmp_path):
     facts = describe(fg.Federation.from_arrays([([[0.0]], [0])], name=HOSTILE), np.array([1]))
     (folder / "federation.json").write_text(json.dumps(vars(facts)))
     page = Page(render_page([read_run(folder)]))
-    found = [tag for tag, _ in page.tags]
-    assert found.count("script") == 3  # the figures, the library, our own
-    assert "img" not in found
-    assert "b" not in found
-    assert "i" not in found
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("script") == 3  # the figures, the library, our own
+    assert "img" not in tags
+    assert "b" not in tags
+    assert "i" not in tags
     assert sum(HOSTILE in text for text in page.texts) >= 6
     label = f"{HOSTILE} (diverged)"
     short = f"{label[:22]}…{label[-21:]}"  # what fits a legend
@@ -324,15 +324,15 @@ def test_settings_environment_and_citations_are_on_the_page(tmp_path):
 
 def test_the_federation_is_described_by_counts(small):
     fed = fg.Federation.load("digits", clients=5, partition=fg.Shards(3), seed=0)
-    found = json.loads((small / "federation.json").read_text())
-    assert found["steps"] == [2, 2, 2, 2, 9]
-    assert found["steps_mean"] == pytest.approx(float(fed.weights @ [2, 2, 2, 2, 9]))
-    assert found["sizes"] == fed.sizes.tolist()
-    for client, row in enumerate(found["labels"]):
+    description = json.loads((small / "federation.json").read_text())
+    assert description["steps"] == [2, 2, 2, 2, 9]
+    assert description["steps_mean"] == pytest.approx(float(fed.weights @ [2, 2, 2, 2, 9]))
+    assert description["sizes"] == fed.sizes.tolist()
+    for client, row in enumerate(description["labels"]):
         labels = fed.targets[fed.samples_of(client)].numpy()
         assert row == [int((labels == c).sum()) for c in range(10)]
     page = Page((small / "report.html").read_text())
-    assert np.array_equal(np.array(page.figures["labels-0"]["data"][0]["z"]).T, found["labels"])
+    assert np.array_equal(np.array(page.figures["labels-0"]["data"][0]["z"]).T, description["labels"])
     assert page.figures["steps-0"]["data"][0]["y"] == [2, 2, 2, 2, 9]
 
 
@@ -381,11 +381,11 @@ def test_run_ends_with_a_report_and_report_makes_the_same_again(small, capsys, m
     assert code == 0, err
     assert Path("again/report.html").read_bytes() == (small / "report.html").read_bytes()
     assert all(Path("again", name).read_bytes() == content for name, content in pictures.items())
-    found = json.loads(out)
-    assert found["report"] == "again/report.html"
-    assert found["target"] == 0.2
-    assert found["runs"] == json.loads((small / "summary.json").read_text())
-    assert [row["algorithm"] for row in found["runs"]] == ["scaffold", "fedavg"]  # the file's order
+    printed = json.loads(out)
+    assert printed["report"] == "again/report.html"
+    assert printed["target"] == 0.2
+    assert printed["runs"] == json.loads((small / "summary.json").read_text())
+    assert [row["algorithm"] for row in printed["runs"]] == ["scaffold", "fedavg"]  # the file's order
 
 
 def test_one_folder_gets_its_own_report(tmp_path, capsys, without_pictures):
@@ -415,9 +415,9 @@ def test_several_folders_make_one_page_elsewhere(tmp_path, capsys, without_pictu
     before = sorted(tmp_path.rglob("*"))
     code, out, err = command("report", "s0", "s1/fedavg", "s0/", "--json", capsys=capsys)
     assert code == 0, err
-    found = json.loads(out)
-    assert [row["folder"] for row in found["runs"]] == ["s0/fedavg", "s1/fedavg"]  # each once
-    page = Path(found["report"])
+    printed = json.loads(out)
+    assert [row["folder"] for row in printed["runs"]] == ["s0/fedavg", "s1/fedavg"]  # each once
+    page = Path(printed["report"])
     assert page.parent.parent == Path("reports")
     assert page.exists()
     assert [p for p in sorted(tmp_path.rglob("*")) if "reports" not in p.parts] == before

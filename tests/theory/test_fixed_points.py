@@ -116,7 +116,10 @@ class Probe(fg.Callback):
     def on_round(self, run, record):
         parts = [run.state["x"]]
         if "nu" in run.state:
-            parts += [run.state["nu"], run.server.table.rows(np.arange(run.fleet.federation.num_clients))["nu"].flatten()]
+            parts += [
+                run.state["nu"],
+                run.server.table.rows(np.arange(run.fleet.federation.num_clients))["nu"].flatten(),
+            ]
         self.images.append(torch.cat(parts).numpy().copy())
         if len(self.images) < len(self.states):
             self.put(run, self.states[len(self.images)])

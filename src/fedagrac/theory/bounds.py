@@ -10,6 +10,7 @@ L smoothness, mu strong convexity, sigma^2 variance of a stochastic gradient, la
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +35,6 @@ __all__ = [
 ]
 
 NOTE = "Holds up to the constant inside O(.): compare terms and slopes, not heights."
-
-CONDITION1 = "statement: eta = O(1 / (mu L T Kbar)) <= 1 / (L Kbar); proof: eta <= 1 / (L sqrt(2 Kmax (Kmax - 1)))"
-"""The conditions on eta in Theorem 1 and in its proof."""
 
 Array = npt.NDArray[np.float64]
 Values = float | Array
@@ -90,10 +88,11 @@ def theorem1(weights: npt.ArrayLike, steps: npt.ArrayLike, local_losses: npt.Arr
     L = positive("L", L)
     return Bound(
         name="Theorem 1 (FedAvg)",
+        condition="statement: eta = O(1 / (mu L T Kbar)) <= 1 / (L Kbar); "
+        "proof: eta <= 1 / (L sqrt(2 Kmax (Kmax - 1)))",
         terms={"floor": _floor(w, K, local_losses)},
         step_size=1 / (L * Kbar),
         step_limit=_limit1(K, L),
-        condition=CONDITION1,
         constants=_counts(w, K),
     )
 
@@ -123,20 +122,19 @@ def theorem1_unpublished(
     w, K = _clients(weights, steps)
     L, mu, sigma2, distance2 = _convex(L, mu, sigma2, distance2)
     T = _rounds(rounds)
+    published = theorem1(w, K, local_losses, L=L)
     Kbar, Kmin = float(w @ K), float(K.min())
     terms = {
         "exponential": mu * Kbar / Kmin * distance2 * np.exp(-mu * T / L),
         "noise": sigma2 / (mu * T * Kbar * Kmin) * (w**2 @ K),
         "drift": sigma2 * L / (mu**2 * T**2 * Kbar**2 * Kmin) * (w @ K**2),
-        "floor": np.full_like(T, _floor(w, K, local_losses)),
+        "floor": np.full_like(T, published.total),
     }
-    return Bound(
+    return dataclasses.replace(
+        published,
         name="Theorem 1 (FedAvg), longer form in the paper's source, not in the published statement",
         terms={name: _plain(term) for name, term in terms.items()},
         step_size=_stated_step(L, mu, Kbar, T),
-        step_limit=_limit1(K, L),
-        condition=CONDITION1,
-        constants=_counts(w, K),
     )
 
 
