@@ -253,7 +253,7 @@ def test_a_guarded_experiment_writes_who_was_dropped(tmp_path):
     (folder,) = run_experiment(prepare(experiment), tmp_path)
     stored = read_run(folder)
     assert stored.experiment["guard"] == {"factor": 1.01}
-    assert all(1 <= len(dropped) <= 2 for dropped in stored.history.column("dropped"))
+    assert all(1 <= len(dropped) <= 2 for dropped in (record["dropped"] for record in stored.history))
 
 
 def test_a_guarded_run_that_goes_on_equals_one_that_never_stopped(tmp_path):

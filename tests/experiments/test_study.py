@@ -15,9 +15,18 @@ from fedagrac.cli.app import main
 from fedagrac.errors import InputError
 from fedagrac.experiments.run import prepare
 from fedagrac.experiments.schema import Experiment
-from fedagrac.experiments.study import DIRECTIONS, measure_rates, problem_of, quadratic_at, stiff_and_soft, study
+from fedagrac.experiments.study import (
+    DIRECTIONS,
+    Errors,
+    measure_rates,
+    problem_of,
+    quadratic_at,
+    stiff_and_soft,
+    study,
+)
+from fedagrac.rounds.fleet import Simulated
 from fedagrac.theory import Problem, bounds, constants
-from fedagrac.theory.rates import Errors, prescribed_lr, slope
+from fedagrac.theory.rates import prescribed_lr, slope
 from quadratics import half_square, quadratics
 
 TABLE = {
@@ -39,7 +48,8 @@ def small(module=None, clients=4, **changes):
         data.append((X, (X @ rng.normal(size=3) + 0.5 * (i - 1.5) > 0).astype(int)))
     test = np.zeros((2, 3)), np.array([0, 1])
     module = module or nn.Linear(3, 2, dtype=torch.float64)
-    return dataclasses.replace(prepared, federation=fg.Federation.from_arrays(data, test=test), module=module)
+    fleet = Simulated.of(module, fg.Federation.from_arrays(data, test=test), prepared.fleet.setup)
+    return dataclasses.replace(prepared, module=module, fleet=fleet)
 
 
 def test_errors_are_the_excess_of_every_round():
@@ -70,8 +80,8 @@ def test_a_slope_and_its_interval():
     assert slope([1, 10, 100], [5.0, 0.5, 0.05]).value == pytest.approx(-1)
     rng = np.random.default_rng(0)
     x = np.tile([1.0, 2, 4, 8], 3)
-    found = [slope(x, x**-0.5 * np.exp(rng.normal(0, 0.3, 12))) for _ in range(400)]
-    held = np.mean([one.low <= -0.5 <= one.high for one in found])
+    slopes = [slope(x, x**-0.5 * np.exp(rng.normal(0, 0.3, 12))) for _ in range(400)]
+    held = np.mean([one.low <= -0.5 <= one.high for one in slopes])
     assert 0.92 < held < 0.98
     with pytest.raises(InputError, match="at least three"):
         slope([1, 2, 3], [1.0, 2.0, math.nan])
@@ -79,41 +89,47 @@ def test_a_slope_and_its_interval():
 
 def test_the_prescribed_step_balances_the_terms_or_is_the_proofs_limit():
     prepared = small()
-    found = constants(problem_of(prepared))
+    measured = constants(problem_of(prepared))
     weights, K = prepared.federation.weights, [2, 6, 10, 14]
-    many = prescribed_lr(found, weights, K, 10**6)
+    many = prescribed_lr(measured, weights, K, 10**6)
     bound = bounds.theorem3(
-        weights, K, L=found.L, mu=found.mu, sigma2=found.sigma2, distance2=found.distance2, rounds=10**6
+        weights,
+        K,
+        L=measured.L,
+        mu=measured.mu,
+        sigma2=measured.sigma2,
+        distance2=measured.distance2,
+        rounds=10**6,
     )
     H, Kbar = bound.constants["H"], bound.constants["Kbar"]
-    exponential = found.mu * found.distance2 * math.exp(-found.mu * many * Kbar * 10**6)
-    assert exponential == pytest.approx(H / (found.mu * 10**6), rel=1e-9)
-    assert prescribed_lr(found, weights, K, 2) == bound.step_limit
+    exponential = measured.mu * measured.distance2 * math.exp(-measured.mu * many * Kbar * 10**6)
+    assert exponential == pytest.approx(H / (measured.mu * 10**6), rel=1e-9)
+    assert prescribed_lr(measured, weights, K, 2) == bound.step_limit
     with pytest.raises(InputError, match="convex"):
-        prescribed_lr(dataclasses.replace(found, mu=None), weights, K, 2)
+        prescribed_lr(dataclasses.replace(measured, mu=None), weights, K, 2)
 
 
 def test_a_convex_experiment_is_studied():
     prepared = small()
     said = []
-    found = study(prepared, say=said.append)
-    names = [bound.name for bound in found.bounds]
+    result = study(prepared, say=said.append)
+    names = [bound.name for bound in result.bounds]
     assert names[0].startswith("Theorem 1")
     assert names[1].startswith("Theorem 3")
-    grac, avg = found.curves
+    grac, avg = result.curves
     assert grac.rounds == list(range(25))
-    assert grac.errors[0] == pytest.approx(found.constants.gap)
+    assert grac.errors[0] == pytest.approx(result.constants.gap)
     assert grac.limit == pytest.approx(0, abs=1e-12)
     assert avg.limit > 1e-5
     problem = problem_of(prepared)
-    best = found.constants.value
+    best = result.constants.value
     options = {"rounds": 200, "steps": prepared.steps, "batch_size": None, "weight_decay": 0.5}
     exact = fg.simulate(prepared.module, prepared.federation, fg.FedAvg(lr=0.05), **options)
     reached = problem.total(exact.vector.double()) - best
     assert reached == pytest.approx(avg.limit, rel=0.1)  # F is not quite quadratic
-    assert 0 < found.recommendation.lr < found.recommendation.largest_stable_lr
-    assert found.recommendation.calibration == 1.0
-    json.dumps(found.described())
+    assert 0 < result.recommendation.lr < result.recommendation.largest_stable_lr
+    assert result.recommendation.calibration == 1.0
+    json.dumps(result.described())
     assert "constants" in said
 
 
@@ -136,13 +152,13 @@ def test_what_is_convex_needs_weight_decay():
 
 
 def test_a_network_is_set_beside_theorem_2():
-    found = study(small(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), rounds=6))
-    assert [bound.name for bound in found.bounds] == [
+    result = study(small(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), rounds=6))
+    assert [bound.name for bound in result.bounds] == [
         bounds.theorem2([1.0], [1], L=1, sigma2=1, gap=1, rounds=1).name
     ]
-    assert found.recommendation is None
-    assert found.curves[0].limit is None
-    assert found.curves[0].errors[-1] < found.curves[0].errors[0]
+    assert result.recommendation is None
+    assert result.curves[0].limit is None
+    assert result.curves[0].errors[-1] < result.curves[0].errors[0]
 
 
 def test_rates_are_measured_over_rounds_clients_and_steps(monkeypatch):
@@ -168,12 +184,12 @@ def test_rates_are_measured_over_rounds_clients_and_steps(monkeypatch):
 
 def test_a_quadratic_model_has_the_gradients_of_the_problem():
     problem = problem_of(small())
-    found = constants(problem)
-    model = quadratic_at(problem, found.optimum)
-    gradients = problem.gradients(torch.from_numpy(found.optimum)).numpy()
+    measured = constants(problem)
+    model = quadratic_at(problem, measured.optimum)
+    gradients = problem.gradients(torch.from_numpy(measured.optimum)).numpy()
     for i in range(4):
-        np.testing.assert_allclose(model.gradient(i, found.optimum), gradients[i], atol=1e-12)
-    np.testing.assert_allclose(model.minimiser, found.optimum, atol=1e-8)
+        np.testing.assert_allclose(model.gradient(i, measured.optimum), gradients[i], atol=1e-12)
+    np.testing.assert_allclose(model.minimiser, measured.optimum, atol=1e-8)
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):
