@@ -24,7 +24,7 @@ import torch
 import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.callbacks import Checkpoints
-from fedagrac.data.images import Images
+from fedagrac.data.pictures import Images
 from fedagrac.storage.checkpoints import read_checkpoint
 
 

@@ -312,7 +312,7 @@ def _findings() -> dict[str, dict[str, Any]]:
 
     from fedagrac import __version__
     from fedagrac.data import DATASETS
-    from fedagrac.data.files import data_roots
+    from fedagrac.data.locating import data_roots
 
     def installed(name: str, extra: str | None = None) -> str:
         try:
@@ -374,7 +374,8 @@ def _engines() -> dict[str, str]:
 
 
 def _whereabouts(name: str) -> str:
-    from fedagrac.data.files import DATA_FILES, locate
+    from fedagrac.data.catalogue import DATA_FILES
+    from fedagrac.data.locating import locate
 
     if name not in DATA_FILES:
         return "built in: nothing to download"

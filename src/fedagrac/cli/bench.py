@@ -53,13 +53,13 @@ def bench(
     import torch
 
     from fedagrac.engines.choice import CANDIDATES
-    from fedagrac.experiments.bench import SWEEPS, WORKLOADS, compare, engines_for, machine, sweep
+    from fedagrac.experiments.bench import CASES, SWEEPS, compare, engines_for, machine, sweep
 
     chosen = [name for name in parts.split(",") if name]
     for name in chosen:
         one_of("--parts", name, list(PARTS))
     for name in workloads or []:
-        one_of("workload", name, list(WORKLOADS))
+        one_of("workload", name, list(CASES))
     one_of("--precision", precision, ["float32", "tf32"])
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     names = engines.split(",") if engines else engines_for(where)
@@ -73,7 +73,7 @@ def bench(
     with notes.status("") as status:
         for part in chosen:
             some = (
-                compare(workloads or list(WORKLOADS), names, where, precision, budget)  # type: ignore[arg-type]
+                compare(workloads or list(CASES), names, where, precision, budget)  # type: ignore[arg-type]
                 if part == "engines"
                 else sweep(part, names, where, precision, budget)  # type: ignore[arg-type]
             )

@@ -1,6 +1,6 @@
 """The command `fedagrac data`: list, fetch and verify the data sets.
 
-Only words and tables; what is found, checked and downloaded is decided in `fedagrac.data.files`.
+Only words and tables; what is found, checked and downloaded is decided in `fedagrac.data`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedagrac.citations import bibtex
-from fedagrac.data import files
+from fedagrac.data import catalogue, download, locating
 from fedagrac.errors import one_of
 
 __all__ = ["data_app"]
@@ -57,7 +57,7 @@ def list_data(
       fedagrac data list --data-dir /data --json
     """
     rows = [_built_in(name) for name in BUILT_IN]
-    rows += [_description(data, data_dir) for data in files.DATA_FILES.values()]
+    rows += [_description(data, data_dir) for data in catalogue.DATA_FILES.values()]
     if as_json:
         print(json.dumps(rows))
         return
@@ -95,8 +95,8 @@ def _built_in(name: str) -> dict[str, Any]:
     }
 
 
-def _description(data: files.DataSet, data_dir: Path | None) -> dict[str, Any]:
-    found = files.locate(data, data_dir)
+def _description(data: catalogue.DataSet, data_dir: Path | None) -> dict[str, Any]:
+    found = locating.locate(data, data_dir)
     on_disk = None if found is None else sum((found / file.path).stat().st_size for file in data.files)
     return {
         "name": data.name,
@@ -141,7 +141,7 @@ def fetch(
         else:
             try:
                 row["folder"] = str(_fetched(name, data_dir))
-            except files.DataError as error:  # the other data sets may still be had
+            except locating.DataError as error:  # the other data sets may still be had
                 row.update(status="failed", error=str(error))
                 notes.print(f"[bold red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         rows.append(row)
@@ -161,10 +161,10 @@ def fetch(
 
 def _fetched(name: str, data_dir: Path | None) -> Path:
     if data_dir is None:  # any verified copy will do; a folder that was asked for is filled
-        folder = files.locate(name)
-        if folder is not None and all(status.state == "ok" for status in files.verify(name, folder)):
+        folder = locating.locate(name)
+        if folder is not None and all(status.state == "ok" for status in locating.verify(name, folder)):
             return folder
-    return files.fetch(name, data_dir)
+    return download.fetch(name, data_dir)
 
 
 @data_app.command()
@@ -187,7 +187,9 @@ def verify(
       fedagrac data verify cifar10 --data-dir /data --json
     """
     _known(names or [])
-    rows = [_verified(name, data_dir) for name in dict.fromkeys(names or files.DATA_FILES) if name not in BUILT_IN]
+    rows = [
+        _verified(name, data_dir) for name in dict.fromkeys(names or catalogue.DATA_FILES) if name not in BUILT_IN
+    ]
     if as_json:
         print(json.dumps(rows))
     else:
@@ -201,13 +203,13 @@ def verify(
 
 
 def _verified(name: str, data_dir: Path | None) -> dict[str, Any]:
-    folder = files.found_in(name, data_dir)
-    statuses = files.verify(name, folder or files.folders(name, data_dir)[0])
+    folder = locating.found_in(name, data_dir)
+    statuses = locating.verify(name, folder or locating.folders(name, data_dir)[0])
     status = "ok" if all(s.state == "ok" for s in statuses) else "absent" if folder is None else "differs"
     return {
         "name": name,
         "status": status,
-        "folder": str(folder or files.folders(name, data_dir)[0]),
+        "folder": str(folder or locating.folders(name, data_dir)[0]),
         "files": [
             {
                 "path": s.file.path,
@@ -251,7 +253,7 @@ def _print_verified(row: dict[str, Any], full: bool) -> None:
 
 def _known(names: list[str]) -> None:
     for name in names:
-        one_of("data set", name, [*files.DATA_FILES, *BUILT_IN])
+        one_of("data set", name, [*catalogue.DATA_FILES, *BUILT_IN])
 
 
 def _coloured(status: str) -> str:
