@@ -7,6 +7,7 @@ import argparse
 import time
 
 import fedagrac as fg
+from fedagrac.engines import keep_freed_memory
 from fedagrac.experiments.bench import CASES
 
 
@@ -22,6 +23,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     o = parser.parse_args()
+    if o.device == "cpu":
+        keep_freed_memory()
     grid = [
         fg.FedaGrac(lr=lr, calibration=c) for lr in (0.01, 0.005, 0.001) for c in (0, 0.1, 0.3, 0.5, 0.7, 0.9, 1)
     ]

@@ -4,8 +4,9 @@
     python -m fedagrac.experiments.bench --device cuda --precision tf32  # needs only torch and numpy
 
 Data are random, with the shape, type and size of the real ones. Times include gathering, augmentation, dropout,
-calibration and aggregation. The plain loop, with a module and an SGD optimiser per client, is timed before and after
-each engine, which shows a drift of the machine's speed.
+calibration and aggregation. The plain loop, with a module and an SGD optimiser per client, is timed before and
+after each engine, which shows a drift of the machine's speed. On a CPU the process keeps the memory it frees,
+for the engines and for the loop.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fedagrac.callbacks import Callback
 from fedagrac.data.federation import Federation
 from fedagrac.data.partitions import IID
 from fedagrac.data.pictures import Images
+from fedagrac.engines import keep_freed_memory
 from fedagrac.engines.choice import CANDIDATES, processor
 from fedagrac.files import opener
 from fedagrac.heterogeneity import Constant, Extreme, Gaussian, StepSchedule
@@ -151,7 +153,7 @@ def engines_for(device: str) -> list[str]:
 
 
 def plain_loop(case: Case, device: str, budget: float = 0.5) -> float:
-    """Return microseconds per step of an ordinary loop, which makes a copy of the module and an optimiser per client."""
+    """Return microseconds per step of an ordinary loop with a copy of the module and an optimiser per client."""
     fed = case.federation() if case.clients <= 100 else replace(case, clients=20).federation()
     X, y = fed.inputs.to(device), fed.targets.to(device)
     model = case.model().to(device).train()
@@ -208,6 +210,7 @@ def compare(
     names: list[str], engines: list[str], device: str, precision: Precision = "float32", budget: float = 10.0
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per case and engine; the plain loop is timed before and after each engine."""
+    _keep_freed_memory(device)
     for name in names:
         case = CASES[name]
         if case.large and device == "cpu":
@@ -266,6 +269,7 @@ def sweep(
     name: str, engines: list[str], device: str, precision: Precision, budget: float
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per point and engine."""
+    _keep_freed_memory(device)
     for label, case in SWEEPS[name][1].items():
         yield {"sweep": name, "point": label, "engine": "plain loop", "us": plain_loop(case, device)}
         for engine in engines:
@@ -280,6 +284,11 @@ def machine(device: str) -> dict[str, Any]:
     from fedagrac.callbacks.run_folder import environment
 
     return {**environment(torch.device(device)), "processor": processor()}
+
+
+def _keep_freed_memory(device: str) -> None:
+    if not device.startswith("cuda"):
+        keep_freed_memory()
 
 
 def _wait(device: str) -> None:

@@ -1,4 +1,4 @@
-"""The simulated clock and wire of a synchronous round: the slowest client decides."""
+"""The simulated clock and wire of a synchronous round, which lasts as long as its slowest client."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ DEFAULT = DeviceProfile("default", step_time=0.001)
 
 @dataclass(frozen=True)
 class Clock:
-    """Simulated seconds: a round lasts until its slowest member has downloaded, computed and uploaded.
+    """Counts simulated seconds: a round lasts until its slowest member has downloaded, computed and uploaded.
 
     Attributes:
-        devices: one profile for all clients, or one per client. By default every step takes 1 ms and the wire
-            takes no time.
-        jitter: spread of a log-normal factor on every client's step time, drawn anew in every round.
-        step_flops: operations per step, for devices given by their flops.
+        devices: one profile for all clients, or one per client. By default every step takes 1 ms and transfers
+        take
+            no time.
+        jitter: the spread of a log-normal factor on every client's step time, drawn in every round.
+        step_flops: the operations per step, for devices given by their flops.
 
     Examples:
         >>> clock = Clock(DeviceProfile("phone", step_time=0.5, bandwidth_up=10.0))
@@ -55,7 +56,7 @@ class Clock:
         return cls(devices.resolved, devices.jitter, devices.step_flops)
 
     def check(self, clients: int) -> None:
-        """One profile, or one per client."""
+        """Refuse profiles that are neither one for all nor one per client."""
         if not isinstance(self.devices, DeviceProfile) and len(self.devices) != clients:
             accepted = f"one profile, or one for each of {clients} clients"
             raise InputError("clock.devices", f"{len(self.devices)} profiles", accepted)
@@ -69,15 +70,15 @@ class Clock:
         up: npt.NDArray[Any],
         seed: int,
     ) -> float:
-        """Return how long a round lasts: max over its members of download + K_i steps + upload.
+        """Return the seconds of a round: the maximum over its members of download + K_i steps + upload.
 
         Args:
             round: rounds already done.
             clients: the members, [m].
-            steps: how many steps each computes, [m].
-            down: bytes each receives, [m].
-            up: bytes each sends, [m].
-            seed: names the jitter.
+            steps: the steps of each member, [m].
+            down: the bytes that each member receives, [m].
+            up: the bytes that each member sends, [m].
+            seed: the seed of the jitter.
         """
         if isinstance(self.devices, DeviceProfile):
             device = self.devices
