@@ -1,5 +1,7 @@
 """Lanes give the numbers of serial, however clients are packed."""
 
+import ctypes
+import platform
 import subprocess
 import sys
 
@@ -12,7 +14,7 @@ import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.core.local import Plan
 from fedagrac.data.pictures import Images
-from fedagrac.engines import LanesEngine, SerialEngine, Workload
+from fedagrac.engines import LanesEngine, SerialEngine, Workload, keep_freed_memory
 from fedagrac.engines.lanes.kernels.patches import Convolution
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of, faster_as_products
 from fedagrac.engines.lanes.pools import Maxima
@@ -337,6 +339,25 @@ def test_a_wave_that_does_not_fit_is_run_in_halves(monkeypatch):
     tried.clear()
     lanes.run(plan, x, clients, 0)
     assert max(tried) <= 2  # the width that fits is remembered
+
+
+def test_an_engine_does_not_change_the_allocator_of_the_process(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a library function was looked up")
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    q, _, lanes = engines()
+    lanes.run(Plan.of(steps=RAGGED, lr=0.01), torch.from_numpy(q.start()), np.arange(6), 0)
+
+
+def test_freed_memory_is_kept_on_request_where_the_c_library_can():
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+    assert keep_freed_memory() == keep_freed_memory()
+
+
+def test_engines_declare_how_they_run():
+    _, serial, lanes = engines(width=2)
+    assert [(e.name, e.width, e.compiled) for e in (serial, lanes)] == [("serial", 1, False), ("lanes", 2, False)]
 
 
 def test_dropout_is_keyed_by_the_wave():
