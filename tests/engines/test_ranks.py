@@ -182,5 +182,5 @@ def test_a_lost_process_is_named(monkeypatch):
     monkeypatch.setattr("fedagrac.engines.ranks.distributed.broadcast", gone)
     ranks = Ranks(rank=1, size=2)
     for use in (lambda: ranks.total(torch.ones(1)), lambda: ranks.agree(1), ranks.wait):
-        with pytest.raises(LostRankError, match="resume the run from its last checkpoint"):
+        with pytest.raises(LostRankError, match="resume from its last checkpoint"):
             use()

@@ -203,7 +203,6 @@ class Measurements:
         self.engines: dict[str, Engine] = {}
 
     def _about(self) -> dict[str, Any]:
-        """Return everything that a time depends on."""
         from fedagrac import __version__
 
         w = self.workload

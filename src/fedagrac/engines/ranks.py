@@ -122,7 +122,7 @@ class Ranks:
         reason = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().splitlines()[0]).split(". ")[0]
         return LostRankError(
             f"another process of this run is gone, so process {self.rank} of {self.size} stops too ({reason}); "
-            "resume the run from its last checkpoint"
+            "start the run again to resume from its last checkpoint"
         )
 
 

@@ -70,15 +70,15 @@ class Clock:
         up: npt.NDArray[Any],
         seed: int,
     ) -> float:
-        """Return the seconds of a round: the maximum over its members of download + K_i steps + upload.
+        """Return how long a round lasts: max over its members of download + K_i steps + upload.
 
         Args:
             round: rounds already done.
             clients: the members, [m].
-            steps: the steps of each member, [m].
-            down: the bytes that each member receives, [m].
-            up: the bytes that each member sends, [m].
-            seed: the seed of the jitter.
+            steps: how many steps each computes, [m].
+            down: bytes each receives, [m].
+            up: bytes each sends, [m].
+            seed: names the jitter.
         """
         if isinstance(self.devices, DeviceProfile):
             device = self.devices

@@ -153,7 +153,11 @@ class Linear(StepSchedule):
 
 @dataclass(frozen=True)
 class Extreme(StepSchedule):
-    """K_i = slow for all clients but the last, which runs `fast` steps (the paper's extreme case).
+    """K_i = slow for all clients but the last (the paper's extreme case).
+
+    Attributes:
+        slow: the steps of every client but the last.
+        fast: the steps of the last client.
 
     Examples:
         >>> Extreme(slow=1, fast=1000).counts(round=0, clients=4, seed=0).tolist()

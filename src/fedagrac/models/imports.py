@@ -76,7 +76,7 @@ class Imports:
             "name",
             path,
             f"a file {'/'.join(parts)}.py beside the experiment file or in the current folder; a module from "
-            "elsewhere needs --trust-imports. Importing runs code: read the experiment file first",
+            "elsewhere needs --trust-imports, for importing it runs code: read the experiment file before",
         )
 
     def _folders(self) -> list[Path]:
