@@ -25,8 +25,7 @@ class Clock:
 
     Attributes:
         devices: one profile for all clients, or one per client. By default every step takes 1 ms and transfers
-        take
-            no time.
+            take no time.
         jitter: the spread of a log-normal factor on every client's step time, drawn in every round.
         step_flops: the operations per step, for devices given by their flops.
 
