@@ -271,8 +271,8 @@ def test_without_a_server_the_error_says_which_file_to_put_where(tmp_path):
         f"  from {url}/all.tar.gz (unpack it there)",
         "    in/one.bin",
         "    in/two.bin",
-        f"and check with: fedagrac data verify tiny --data-dir {tmp_path}",
-        "Or name a folder that holds tiny/ in $FEDAGRAC_DATA or --data-dir.",
+        f"and check with: FEDAGRAC_DATA={tmp_path} fedagrac data verify tiny",
+        "Or name a folder that holds tiny/ in $FEDAGRAC_DATA or data_dir.",
     ]
     assert left_nothing(tmp_path)
 
@@ -525,7 +525,7 @@ def test_ready_names_file_hashes_and_remedy_when_content_differs(tmp_path):
         hashlib.sha256(b"changed").hexdigest(),
         hashlib.sha256(SECOND).hexdigest(),
         "Delete the file",
-        f"fedagrac data fetch tiny --data-dir {tmp_path}",
+        f"FEDAGRAC_DATA={tmp_path} fedagrac data fetch tiny",
     ):
         assert part in message
     assert (folder / "two.t").read_bytes() == b"changed"

@@ -6,6 +6,7 @@ Fetching needs pooch and filelock, which are imported when they are used. Nothin
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import stat
 import sys
@@ -299,7 +300,9 @@ def _bars(shown: bool) -> Iterator[Callable[[str], Any]]:
 
 
 def _command(verb: str, data: DataSet, data_dir: str | os.PathLike[str] | None) -> str:
-    return f"fedagrac data {verb} {data.name}" + ("" if data_dir is None else f" --data-dir {os.fspath(data_dir)}")
+    """Return a command for the data set; the variable names the data root, as `data_dir` does in Python."""
+    root = "" if data_dir is None else f"FEDAGRAC_DATA={shlex.quote(os.fspath(data_dir))} "
+    return f"{root}fedagrac data {verb} {data.name}"
 
 
 def _by_hand(data: DataSet, data_dir: str | os.PathLike[str] | None, why: str) -> str:
@@ -313,5 +316,5 @@ def _by_hand(data: DataSet, data_dir: str | os.PathLike[str] | None, why: str) -
             lines.append(f"  from {download.url}" + (" (unpack it there)" if download.archive else ""))
             lines += [f"    {path}" for path in paths]
     lines.append(f"and check with: {_command('verify', data, data_dir)}")
-    lines.append(f"Or name a folder that holds {data.name}/ in $FEDAGRAC_DATA or --data-dir.")
+    lines.append(f"Or name a folder that holds {data.name}/ in $FEDAGRAC_DATA or data_dir.")
     return "\n".join(lines)
