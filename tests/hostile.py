@@ -27,7 +27,9 @@ from safetensors.torch import save
 
 import fedagrac as fg
 from fedagrac.core.cohort import Cohort
-from fedagrac.data import federation, files, sources
+from fedagrac.data import federation, sources
+from fedagrac.data.catalogue import DataFile
+from fedagrac.data.locating import inspect_file
 from fedagrac.engines import choice
 from fedagrac.errors import MOST_CLIENTS, FedagracError
 from fedagrac.experiments.overrides import apply_settings
@@ -107,23 +109,23 @@ def imports(data):
 def libsvm(data):
     """A LIBSVM file of three samples with five features."""
     with contextlib.suppress(EXPECTED):
-        sources._libsvm(written("libsvm", data), 3, 5)
+        sources.read_libsvm(written("libsvm", data), 3, 5)
 
 
 def idx(data):
     """An idx file of three pictures of 2 x 2: as it is, and where the first byte is odd, compressed properly."""
     path = written("idx.gz", gzip.compress(data[1:], 1, mtime=0) if data[:1] and data[0] % 2 else data[1:])
-    files._inspect(files.DataFile("idx.gz", "0" * 64, 28, "gzip"), path)
+    inspect_file(DataFile("idx.gz", "0" * 64, 28, "gzip"), path)
     with contextlib.suppress(EXPECTED):
-        sources._idx(path, (3, 2, 2))
+        sources.read_idx(path, (3, 2, 2))
     with contextlib.suppress(EXPECTED):
-        sources._ten_classes(path, sources._idx(path, (3,)))
+        sources.class_labels(path, sources.read_idx(path, (3,)))
 
 
 def cifar(data):
     """A batch of CIFAR-10 of two pictures."""
     with contextlib.suppress(EXPECTED):
-        sources._cifar(written("cifar", data), 2)
+        sources.read_cifar(written("cifar", data), 2)
 
 
 # checkpoints
@@ -235,8 +237,8 @@ def records(data):
 
 def measurement(data):
     """A measurement of engines in the cache: what is none counts as none."""
-    found = choice._read(written("measurement.json", data))
-    for name, row in (found or {"candidates": {}})["candidates"].items():
+    table = choice.read_measurement(written("measurement.json", data))
+    for name, row in (table or {"candidates": {}})["candidates"].items():
         assert name in choice.CANDIDATES
         assert float(f"{row['us']:.3g}") + row["start_s"] >= 0
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import fedagrac as fg
 from benchmarks.soak.part import Part, Promise
 from fedagrac.algorithms import REGISTRY
-from fedagrac.data.files import DataError
+from fedagrac.data.locating import DataError
 from fedagrac.storage.checkpoints import read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.callbacks import Checkpoints
 from fedagrac.engines import EngineRecord, LanesEngine, SerialEngine
+from fedagrac.engines.lanes.memory import LaneMemory
 from fedagrac.experiments.run import prepare, run_experiment
 from fedagrac.experiments.schema import Experiment
 from fedagrac.rounds.interrupts import Held, Interruption, listening
@@ -110,15 +111,12 @@ def test_lanes_that_do_not_fit_stay_as_narrow_as_they_were(problem, monkeypatch)
     seen = []
 
     class Narrow(LanesEngine):
-        free = iter([3, 1, 4, 1, 5])
-
-        def _fitting_width(self, *_):
-            return next(self.free)
-
-        def _run_wave(self, wave, *rest):
+        def run_wave(self, wave, *rest):
             seen.append(len(wave.rows))
-            super()._run_wave(wave, *rest)
+            super().run_wave(wave, *rest)
 
+    fitting = iter([3, 1, 4, 1, 5])
+    monkeypatch.setattr(LaneMemory, "fitting_width", lambda *_: next(fitting))
     problem.run("fedavg", "any", "replacement", "all", "constant", engine=Narrow)
     assert seen == [3, 2] * 5
 

@@ -14,9 +14,9 @@ import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.callbacks import Checkpoints
 from fedagrac.cli.app import main
+from fedagrac.engines import EngineRecord
 from fedagrac.engines.ranks import ALONE, Ranks
 from fedagrac.experiments.run import differences
-from fedagrac.engines import EngineRecord
 from fedagrac.storage.checkpoints import (
     Checkpoint,
     CheckpointError,

@@ -44,7 +44,7 @@ def check_resumable(resume: bool, out: Path | None) -> None:
 
 def start_computing() -> None:
     """Set this process up for many steps: the C library keeps freed memory for the next step."""
-    from fedagrac.engines.lanes.memory import keep_freed_memory
+    from fedagrac.engines import keep_freed_memory
 
     keep_freed_memory()
 

@@ -58,7 +58,7 @@ def _findings() -> dict[str, dict[str, str]]:
     """Return what is printed: facts by name, by section."""
     import fedagrac
     from fedagrac.data import DATASETS
-    from fedagrac.data.files import data_roots
+    from fedagrac.data.locating import data_roots
 
     return {
         "versions": _versions(),
@@ -132,7 +132,8 @@ def _engines() -> dict[str, str]:
 
 def _location(name: str) -> str:
     """Return where a data set is, or how to get it."""
-    from fedagrac.data.files import DATA_FILES, locate
+    from fedagrac.data.catalogue import DATA_FILES
+    from fedagrac.data.locating import locate
 
     if name not in DATA_FILES:
         return "built in"

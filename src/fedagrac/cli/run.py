@@ -102,9 +102,7 @@ def _resume_command(folder: Path, processes: int, options: dict[str, Path | bool
     return words if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", *words]
 
 
-def _run(
-    prepared: Prepared, folder: Path, resume: bool, console: Console, as_json: bool
-) -> list[Path]:
+def _run(prepared: Prepared, folder: Path, resume: bool, console: Console, as_json: bool) -> list[Path]:
     """Run all algorithms behind a progress bar, and return their folders."""
     from fedagrac.callbacks.progress import Progress
     from fedagrac.experiments.run import run_experiment
