@@ -26,6 +26,7 @@ from fedagrac.data.catalogue import DATA_FILES, DataFile, DataSet, Download
 from fedagrac.data.locating import DataError
 from fedagrac.errors import InputError
 from fedagrac.files import cache_folder
+from processes import STALL_SECONDS, wait_while_running
 
 REAL = {name: locating.locate(name) for name in DATA_FILES}  # before the tests look away from the user's folders
 
@@ -373,7 +374,7 @@ def test_of_two_processes_one_downloads_and_both_succeed(server, tmp_path):
     waiting = threading.Event()
 
     def held_back(request):
-        end = time.monotonic() + 30
+        end = time.monotonic() + STALL_SECONDS
         while not waiting.is_set() and len(server.asked) < 2 and time.monotonic() < end:
             time.sleep(0.01)  # until the other process wants the file too
         request.give(FIRST)
@@ -390,7 +391,7 @@ def test_of_two_processes_one_downloads_and_both_succeed(server, tmp_path):
     for thread in listeners:
         thread.start()
     for thread in listeners:
-        thread.join(60)
+        thread.join(STALL_SECONDS)
     said = []
     for process in both:
         with process:  # closes its pipes
@@ -415,14 +416,14 @@ def test_a_process_that_is_killed_leaves_the_next_one_free(server, tmp_path):
         request.end_headers()
         request.wfile.write(FIRST[:50])
         asked.set()
-        killed.wait(60)
+        killed.wait(STALL_SECONDS)
         request.close_connection = True
 
     server.pages = {"/one": stuck}
     process = start(server.url, tmp_path, tmp_path / "ready-0", 1)
-    assert asked.wait(60)
+    wait_while_running(asked.is_set, process)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate()
     killed.set()
     assert list((tmp_path / "tiny").glob(".fetch-*"))
     data = data_set([described("one", FIRST)], [Download(f"{server.url}/one", ("one",), 1)])

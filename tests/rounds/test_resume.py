@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from fedagrac.rounds.interrupts import Held, Interruption, listening
 from fedagrac.rounds.record import EXAMPLE
 from fedagrac.storage.checkpoints import read_checkpoint
 from interrupted_runs import ENGINES, PARTICIPATION, SAMPLING, SCHEDULES, Problem, Rounds, combinations, same
+from processes import finish, processor_seconds, wait_while_running
 
 STRIDE = 13  # shares no factor with the numbers of choices, so that a few runs meet each of them
 
@@ -231,14 +231,6 @@ def start(*arguments):
     return subprocess.Popen(command, env=ENVIRONMENT, **output)
 
 
-def wait_until(condition, process):
-    until = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 def lines(path):
     return path.read_text().count("\n") if path.exists() else 0
 
@@ -261,9 +253,9 @@ def test_the_command_saves_ends_and_goes_on(name, code, in_one_go, tmp_path):
     (file, whole), out = in_one_go, tmp_path / "a folder"
     process = start(file, "--out", out)
     history = out / "fedagrac" / "history.jsonl"
-    wait_until(lambda: lines(history) >= 3, process)
+    wait_while_running(lambda: lines(history) >= 3, process)
     process.send_signal(getattr(signal, name))
-    _, said = process.communicate(timeout=120)
+    _, said = finish(process)
     assert process.returncode == code, said
     assert f"interrupted by {name}" in said
     assert f"resume with: fedagrac run --resume --out '{out}'" in " ".join(said.split())
@@ -274,7 +266,7 @@ def test_the_command_saves_ends_and_goes_on(name, code, in_one_go, tmp_path):
     assert read_checkpoint(out / "fedagrac" / "checkpoint").round == done
     assert (out / "fedavg" / "status.json").exists()
     again = start("--resume", "--out", out, "--json")
-    printed, said = again.communicate(timeout=240)
+    printed, said = finish(again)
     assert again.returncode == 0, said
     assert [run["rounds"] for run in json.loads(printed)["runs"]] == [ROUNDS, ROUNDS]
     model = Path("fedagrac", "model.safetensors")
@@ -288,10 +280,11 @@ def test_the_command_does_not_wait_for_a_long_round(tmp_path):
     file, out = tmp_path / "mini.toml", tmp_path / "out"
     file.write_text(EXPERIMENT.format(rounds=3, steps=10_000, engine="serial").replace("= 10_000", "= 2_500_000"))
     process = start(file, "--out", out)
-    wait_until((out / "fedavg" / "history.jsonl").exists, process)
-    time.sleep(1.0)
+    wait_while_running((out / "fedavg" / "history.jsonl").exists, process)
+    prepared = processor_seconds(process.pid)
+    wait_while_running(lambda: processor_seconds(process.pid) > prepared + 0.5, process)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=120)
+    _, said = finish(process)
     assert process.returncode == 143, said
     assert read_checkpoint(out / "fedavg" / "checkpoint").round == 0
 

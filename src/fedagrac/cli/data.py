@@ -173,10 +173,10 @@ def _fetched(name: str, data_dir: Path | None) -> Row:
 
 def _correct_copy(name: str, data_dir: Path | None) -> Path | None:
     """Return a folder with a verified copy, or None. With `data_dir`, copies elsewhere do not count."""
-    from fedagrac.data import files
+    from fedagrac.data import locating
 
-    folder = files.locate(name) if data_dir is None else None
-    if folder is not None and all(status.state == "ok" for status in files.verify(name, folder)):
+    folder = locating.locate(name) if data_dir is None else None
+    if folder is not None and all(status.state == "ok" for status in locating.verify(name, folder)):
         return folder
     return None
 
@@ -217,11 +217,11 @@ def verify(
 
 def _verified(name: str, data_dir: Path | None) -> Row:
     """Verify a data set, and return a row with its files."""
-    from fedagrac.data import files
+    from fedagrac.data import locating
 
-    folder = files.found_in(name, data_dir)
-    place = folder or files.folders(name, data_dir)[0]
-    statuses = files.verify(name, place)
+    folder = locating.found_in(name, data_dir)
+    place = folder or locating.folders(name, data_dir)[0]
+    statuses = locating.verify(name, place)
     status = "ok"
     if any(file.state != "ok" for file in statuses):
         status = "absent" if folder is None else "differs"
