@@ -17,7 +17,7 @@ from fedagrac.errors import one_of, positive
 from fedagrac.files import make_folder
 
 if TYPE_CHECKING:
-    from fedagrac.paper import Cell, Recipe, Record, Records, Table, Verdict
+    from fedagrac.paper import Recipe, Records, Table, Trial, TrialRecord, Verdict
 
 __all__ = ["reproduce"]
 
@@ -60,9 +60,9 @@ def reproduce(
     notes, console = Console(stderr=True), Console()
     records, printed = Records(out), []
     for recipe in RECIPES.values() if name == "all" else [RECIPES[name]]:
-        cells = [cell for cell in recipe.cells(scale) if only in cell.name]  # type: ignore[arg-type]
+        trials = [trial for trial in recipe.trials(scale) if only in trial.name]  # type: ignore[arg-type]
         left = None if end is None else end - time.monotonic()
-        if recipe.run is not None and not _run(recipe, cells, records, data_dir, left, notes):
+        if recipe.run is not None and not _run(recipe, trials, records, data_dir, left, notes):
             notes.print("the time budget is spent: run the same command again to go on", highlight=False)
         found = records_of(recipe, scale, records)  # type: ignore[arg-type]
         table, verdicts = recipe.table(found, scale), recipe.claims(found)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def reproduce(
 
 def _run(
     recipe: Recipe,
-    cells: list[Cell],
+    trials: list[Trial],
     records: Records,
     data_dir: Path | None,
     time_budget: float | None,
@@ -93,10 +93,10 @@ def _run(
     """Run what is not recorded yet behind a progress bar; return whether everything is recorded now."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from fedagrac.paper import run_cells
+    from fedagrac.paper import run_trials
 
-    def rounds(some: Iterable[Cell]) -> int:
-        return sum(cell.settings.get("rounds", 1) for cell in some)
+    def rounds(some: Iterable[Trial]) -> int:
+        return sum(trial.settings.get("rounds", 1) for trial in some)
 
     columns = (
         TextColumn("{task.description}", style="bold"), BarColumn(bar_width=None), MofNCompleteColumn(),
@@ -105,12 +105,12 @@ def _run(
     assert recipe.run is not None
     done, begun = 0, False
     with Progress(*columns, console=notes, transient=True) as bar:
-        task = bar.add_task(recipe.name, total=rounds(cells))
+        task = bar.add_task(recipe.name, total=rounds(trials))
 
         def say(line: str) -> None:
             notes.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
 
-        def show(some: list[Cell], found: list[Record]) -> None:
+        def show(some: list[Trial], found: list[TrialRecord]) -> None:
             nonlocal done, begun
             if not found:
                 begun = begun or bool(some)
@@ -119,13 +119,13 @@ def _run(
             bar.update(task, completed=done)
             seconds = found[0].outcome["seconds"]
             if not begun:
-                say(f"{recipe.name}: {len(some)} of {len(cells)} runs were recorded before")
+                say(f"{recipe.name}: {len(some)} of {len(trials)} runs were recorded before")
             elif seconds >= 1:
                 others = f" and {len(some) - 1} others" if len(some) > 1 else ""
                 say(f"{some[0].name}{others}: recorded, {seconds} s")
 
         run = functools.partial(recipe.run, data_dir=data_dir)
-        return run_cells(recipe.name, cells, records, run, time_budget, show, lambda: bar.advance(task))
+        return run_trials(recipe.name, trials, records, run, time_budget, show, lambda: bar.advance(task))
 
 
 def _print(recipe: Recipe, table: Table, verdicts: list[Verdict], console: Console) -> None:
@@ -136,7 +136,7 @@ def _print(recipe: Recipe, table: Table, verdicts: list[Verdict], console: Conso
     for column in table.columns:
         shown.add_column(column, overflow="fold")
     for row in table.rows:
-        shown.add_row(*[escape(cell) for cell in row])
+        shown.add_row(*[escape(trial) for trial in row])
     console.print(shown)
     colours = {"holds": "green", "does not hold": "red", "not decided": "yellow"}
     for v in verdicts:

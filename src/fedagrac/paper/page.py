@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from fedagrac.paper import RECIPES, Record, Records, records_of
+from fedagrac.paper import RECIPES, Records, TrialRecord, records_of
 
 __all__ = ["page"]
 
@@ -16,7 +16,7 @@ HEAD = """# The paper, ours beside theirs
 
 Generated from the records in `docs/reproduction/` (one JSON file per run, named after its settings) and the
 remarks there by `python -m fedagrac.paper.page docs/reproduction`; the pictures by `fedagrac reproduce NAME
---scale paper --out docs/reproduction`. A cell reads ours / paper; "> 200" is a target not reached in that many
+--scale paper --out docs/reproduction`. A trial reads ours / paper; "> 200" is a target not reached in that many
 rounds, "cut off" a run that ended with its time budget, "-" a run that was not made yet. One seed unless a table
 says otherwise. Nothing was tuned to agree; where a choice was made after seeing results, the assumptions say so.
 """
@@ -47,7 +47,7 @@ def page(records: Records) -> str:
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def _machines(found: Iterable[Record]) -> set[str]:
+def _machines(found: Iterable[TrialRecord]) -> set[str]:
     return {
         f"{r.environment.get('gpu') or r.environment.get('machine')}, torch {r.environment.get('torch')}, "
         f"fedagrac {r.environment.get('fedagrac')}"

@@ -16,11 +16,11 @@ from typing import Any
 from fedagrac.files import make_folder, write_atomically
 from fedagrac.parsing import parse_json
 
-__all__ = ["Cell", "Record", "Records"]
+__all__ = ["Records", "Trial", "TrialRecord"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """One run of a recipe.
 
     Attributes:
@@ -38,17 +38,17 @@ class Cell:
         """A short hash of the settings.
 
         Examples:
-            >>> Cell("a", {"lr": 0.1}).key == Cell("b", {"lr": 0.1}).key
+            >>> Trial("a", {"lr": 0.1}).key == Trial("b", {"lr": 0.1}).key
             True
         """
         return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
-class Record:
+class TrialRecord:
     """What came out: the settings, the outcome, and where it was run."""
 
-    cell: str
+    trial: str
     settings: dict[str, Any]
     outcome: dict[str, Any]
     environment: dict[str, Any]
@@ -65,36 +65,38 @@ class Records:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
-    def path(self, recipe: str, cell: Cell) -> Path:
-        """Return where the record of a cell is."""
-        safe = "".join(c if c.isalnum() or c in "-." else "_" for c in cell.name)
-        return self.folder / (cell.recipe or recipe) / f"{safe}-{cell.key}.json"
+    def path(self, recipe: str, trial: Trial) -> Path:
+        """Return where the record of a trial is."""
+        safe = "".join(c if c.isalnum() or c in "-." else "_" for c in trial.name)
+        return self.folder / (trial.recipe or recipe) / f"{safe}-{trial.key}.json"
 
-    def get(self, recipe: str, cell: Cell) -> Record | None:
-        """Return the record of a cell, or None where there is none or the file is damaged."""
+    def get(self, recipe: str, trial: Trial) -> TrialRecord | None:
+        """Return the record of a trial, or None where there is none or the file is damaged."""
         try:
-            table = parse_json(self.path(recipe, cell).read_bytes())
+            table = parse_json(self.path(recipe, trial).read_bytes())
             parts = [table["settings"], table["outcome"], table["environment"]]
-            return Record(str(table["cell"]), *parts) if all(isinstance(part, dict) for part in parts) else None
+            return (
+                TrialRecord(str(table["trial"]), *parts) if all(isinstance(part, dict) for part in parts) else None
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def put(self, recipe: str, cell: Cell, outcome: dict[str, Any], environment: dict[str, Any]) -> Record:
-        """Write the record of a cell."""
-        path = self.path(recipe, cell)
+    def put(self, recipe: str, trial: Trial, outcome: dict[str, Any], environment: dict[str, Any]) -> TrialRecord:
+        """Write the record of a trial."""
+        path = self.path(recipe, trial)
         make_folder(path.parent)
-        table = {"cell": cell.name, "settings": cell.settings, "environment": environment, "outcome": outcome}
+        table = {"trial": trial.name, "settings": trial.settings, "environment": environment, "outcome": outcome}
         write_atomically(path, _lines(table).encode())
-        return Record(cell.name, cell.settings, outcome, environment)
+        return TrialRecord(trial.name, trial.settings, outcome, environment)
 
 
 def _lines(table: Mapping[str, object]) -> str:
     """Return JSON with a line for each key of the two outer levels, so that a curve is one line.
 
     Examples:
-        >>> print(_lines({"cell": "a", "outcome": {"rounds": 2, "accuracy": [0.1, 0.2]}}), end="")
+        >>> print(_lines({"trial": "a", "outcome": {"rounds": 2, "accuracy": [0.1, 0.2]}}), end="")
         {
-        "cell": "a",
+        "trial": "a",
         "outcome": {
          "rounds": 2,
          "accuracy": [0.1, 0.2]
