@@ -39,8 +39,8 @@ def reproduce(
 ) -> None:
     """Regenerate a table or figure of the paper: ours beside the paper's, and which claims hold.
 
-    Every run's outcome is a small record; running again skips what is recorded, so a long recipe can be stopped
-    and continued.
+    Every run is recorded in RECIPE.jsonl. Recorded runs are not run again, so a long recipe can be stopped and
+    continued.
 
     [bold]Examples[/]
 
@@ -48,7 +48,7 @@ def reproduce(
 
       fedagrac reproduce table1 --only lr/
 
-      fedagrac reproduce table-variance --scale paper --out docs/reproduction --time-budget 3000
+      fedagrac reproduce table-variance --scale paper --out reproduction --time-budget 3000
     """
     from fedagrac.paper import RECIPES, Records, records_of
 
@@ -69,8 +69,8 @@ def reproduce(
         if recipe.picture is not None and found:
             from fedagrac.report.pictures import save
 
-            make_folder(out / recipe.name)
-            picture = save(recipe.picture(found, scale), out / recipe.name / scale)  # type: ignore[arg-type]
+            make_folder(out)
+            picture = save(recipe.picture(found, scale), out / f"{recipe.name}-{scale}")  # type: ignore[arg-type]
             notes.print(f"picture: {picture}", highlight=False, soft_wrap=True)
         if as_json:
             rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]

@@ -45,7 +45,7 @@ RECIPES: dict[str, Recipe] = {
 """Every recipe by name."""
 
 
-def records_of(recipe: Recipe, scale: Scale, records: Records) -> dict[str, TrialRecord]:
-    """Return the records of a recipe's trials that are there, by the trials' names."""
-    found = {trial.name: records.get(recipe.name, trial) for trial in recipe.trials(scale)}
-    return {name: record for name, record in found.items() if record is not None}
+def records_of(recipe: Recipe, scale: Scale, store: Records) -> dict[str, TrialRecord]:
+    """Return the records of a recipe's trials by the trials' names; trials without a record are left out."""
+    records = {trial.name: store.get(recipe.name, trial) for trial in recipe.trials(scale)}
+    return {name: record for name, record in records.items() if record is not None}

@@ -104,8 +104,8 @@ class StopAtTarget(Callback):
 
     def on_round(self, run: Run, record: dict[str, Any]) -> None:
         """Average the last rounds, as many as there are up to a whole window."""
-        last = run.history.column("test_accuracy")[-self.window :]
-        if len(run.history) > self.window // 2 and sum(last) / len(last) >= self.target:
+        last = [a for a in run.history.column("test_accuracy")[-self.window :] if a is not None]
+        if len(last) > self.window // 2 and sum(last) / len(last) >= self.target:
             run.stop(f"{self.target} reached over {self.window} rounds")
 
 
@@ -125,20 +125,29 @@ class GiveUp(Callback):
 def run_trials(
     recipe: str,
     trials: Iterable[Trial],
-    records: Records,
+    store: Records,
     run: RunGroup,
     time_budget: float | None = None,
     show: Callable[[list[Trial], list[TrialRecord]], None] = lambda trials, records: None,
     seen: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Run every trial that has no finished record; return whether all have one now.
+    """Run every trial that has no finished record, and return whether all have one now.
 
-    Cells of a small model that differ in the algorithm alone run side by side. A run that the budget cuts off is
-    recorded as unfinished: its table says so, and it is run anew another time. `show` is told of the trials that
-    were done before, then of every group that begins (with no records yet) and ends; `seen` of every round.
+    Trials of a small model that differ in the algorithm alone run side by side. A run that the budget cuts off is
+    recorded as unfinished; it begins anew in a later call.
+
+    Args:
+        recipe: whose records are written.
+        trials: what to run, in this order.
+        store: where the records are.
+        run: runs a group of settings.
+        time_budget: seconds after which no run begins and the present one ends.
+        show: called with the trials that were recorded before, then with every group when it begins (without
+            records) and when it ends (with them).
+        seen: called after every round.
     """
     end = None if time_budget is None else time.monotonic() + time_budget
-    before = [(trial, records.get(recipe, trial)) for trial in trials]
+    before = [(trial, store.get(recipe, trial)) for trial in trials]
     done = [(trial, record) for trial, record in before if record is not None and record.finished]
     show([trial for trial, _ in done], [record for _, record in done])
     complete = True
@@ -151,9 +160,9 @@ def run_trials(
         shared = {"seconds": round(time.monotonic() - begun, 1), "together": len(group)}
         written = []
         for trial, outcome in zip(group, outcomes, strict=True):
-            kept = records.get(recipe, trial)
+            kept = store.get(recipe, trial)
             if kept is None or outcome["finished"] or outcome["rounds"] > kept.outcome["rounds"]:
-                kept = records.put(recipe, trial, {**outcome, **shared}, environment(_device()))
+                kept = store.put(recipe, trial, {**outcome, **shared}, environment(_device()))
             written.append(kept)
             complete = complete and outcome["finished"]
         show(group, written)
