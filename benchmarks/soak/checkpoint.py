@@ -17,7 +17,7 @@ from fedagrac.storage.checkpoints import read_checkpoint, write_checkpoint
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.loop import Run
     from fedagrac.rounds.record import Record
 
 __all__ = ["run"]

@@ -31,7 +31,7 @@ from fedagrac.flower.server import FlowerRun
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import BadReplyError, unpack
 from fedagrac.models import Imports
-from fedagrac.paper.records import Cell, Records
+from fedagrac.paper.records import Records, Trial
 from fedagrac.storage.checkpoints import Checkpoint, CheckpointError, read_history
 from fedagrac.storage.clients import ClientTable
 
@@ -314,12 +314,12 @@ def test_the_history_of_a_checkpoint_of_many_rounds_is_not_made_up():
 
 
 def test_records_and_measurements_that_are_none():
-    records, cell = Records("records"), Cell("a", {})
-    path = records.path("r", cell)
+    records, trial = Records("records"), Trial("a", {})
+    path = records.path("r", trial)
     path.parent.mkdir(parents=True)
-    for content in (b"[" * 9999, b'{"cell": 1, "settings": 2, "outcome": 3, "environment": 4}', b"\xff"):
+    for content in (b"[" * 9999, b'{"trial": 1, "settings": 2, "outcome": 3, "environment": 4}', b"\xff"):
         path.write_bytes(content)
-        assert records.get("r", cell) is None
+        assert records.get("r", trial) is None
     for us in ('"5"', "true", "1e999", "9" * 400, "-1"):
         path.write_text(f'{{"candidates": {{"serial": {{"us": {us}, "start_s": 0}}}}}}')
         assert choice.read_measurement(path) is None
