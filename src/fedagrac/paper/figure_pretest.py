@@ -111,9 +111,13 @@ class _Path(Callback):
 
     def on_start(self, run: Run) -> None:
         """Keep the start."""
-        self.on_round(run, {})
+        self._keep(run)
 
     def on_round(self, run: Run, record: RoundRecord) -> None:
+        """Keep where the round ended."""
+        self._keep(run)
+
+    def _keep(self, run: Run) -> None:
         """Keep a and b, to eight digits."""
         self.points.append([float(f"{v:.8g}") for v in run.state["x"].tolist()])
 

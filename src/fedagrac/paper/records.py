@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedagrac.files import LOCK, make_folder, opener, write_atomically
+from fedagrac.files import make_folder, opener, write_atomically
 from fedagrac.parsing import parse_json
+from fedagrac.storage.claims import LOCK
 
 __all__ = ["ENVIRONMENTS", "Records", "Trial", "TrialRecord", "key_of"]
 
