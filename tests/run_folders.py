@@ -32,12 +32,17 @@ def run_small(folder, experiment):
 
 
 def record(number, accuracy=None, test_loss=None, train_loss=1.0, **more):
-    """One line of a history: round `number` costs 1,000 bytes and half a simulated second."""
+    """Return one line of a history: every round costs 1,000 bytes and half a simulated second."""
     return {
         "round": number,
         "test_accuracy": accuracy,
         "test_loss": test_loss,
         "train_loss": train_loss,
+        "clients": 2,
+        "fast": 1,
+        "steps_mean": 3.5,
+        "bytes_up": 400,
+        "bytes_down": 600,
         "bytes_total": 1000 * number,
         "sim_time": 0.5 * number,
         "wall_time": 0.1 * number,
@@ -46,7 +51,7 @@ def record(number, accuracy=None, test_loss=None, train_loss=1.0, **more):
 
 
 def write_run(folder, records, algorithm="fedavg", status="finished", reason="all rounds done", **settings):
-    """Write a run folder; `label` and `lr` are the algorithm's, other settings the experiment's."""
+    """Write a run folder and return it; `label` and `lr` go to the algorithm, other settings to the experiment."""
     folder.mkdir(parents=True, exist_ok=True)
     entry = {"name": algorithm, **{key: settings.pop(key) for key in ("label", "lr") if key in settings}}
     experiment = {"name": "written", "seed": 0, **settings, "algorithm": [entry]}

@@ -1,3 +1,3 @@
-"""The version, importable without anything else."""
+"""The version of the package. Importing it loads nothing else."""
 
 __version__ = "0.1.0"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedagrac as fg
-from fedagrac.data.images import Images, crop_and_flip, draw_shifts
+from fedagrac.data.pictures import Images, crop_and_flip, draw_shifts
 
 # the paper's tables: trainable parameters and output shapes, layer by layer
 CNN = {"parameters": [260, 5020, 16050, 510], "shapes": [(10, 24, 24), (20, 8, 8), (50,), (10,)]}

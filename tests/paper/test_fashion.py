@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedagrac as fg
-from fedagrac.data.files import locate
+from fedagrac.data.locating import locate
 from fedagrac.paper import RECIPES, Record, Records, figure_estimators, figure_lambda, records_of, table1
 from fedagrac.paper.grid import Choice, compare_means
 from fedagrac.paper.runner import Deadline, run_simulations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedagrac.cli.app import main
-from fedagrac.data.files import locate
+from fedagrac.data.locating import locate
 from fedagrac.paper import RECIPES, Cell, Record, Records, run_cells, table1, table_models, table_variance
 from fedagrac.paper.page import page
 from fedagrac.paper.recipe import compare_rounds

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedagrac as fg
-from fedagrac.data.files import locate
+from fedagrac.data.locating import locate
 from fedagrac.heterogeneity import Clock
 from fedagrac.paper import Cell, Record, Records, figure_lr_lambda, figure_time, records_of, run_cells, table2
 from fedagrac.paper import table_variance as variance

@@ -30,11 +30,11 @@ from fedagrac.experiments.build import (
     section,
 )
 from fedagrac.experiments.schema import Experiment, read_toml
-from fedagrac.files import claimed, is_leftover, remove_leftovers
 from fedagrac.rounds.api import run_on
 from fedagrac.rounds.callback import Callback
 from fedagrac.rounds.fleet import Simulated
 from fedagrac.rounds.setup import Setup
+from fedagrac.storage.claims import claimed, is_leftover, remove_leftovers
 from fedagrac.storage.environment import environment
 from fedagrac.storage.run_folder import RunFolder, write_description
 
@@ -203,7 +203,6 @@ def run_experiment(
     *,
     side_by_side: bool = False,
     resume: bool = False,
-    made: Path | None = None,
 ) -> list[Path]:
     """Run every algorithm into its own folder below `out`; return the folders.
 
@@ -213,7 +212,7 @@ def run_experiment(
     alone writes and shows progress. Nobody else can write into the folder meanwhile.
     """
     ranks = current_ranks()
-    with claimed(out, made) if ranks.rank == 0 else contextlib.nullcontext():
+    with claimed(out) if ranks.rank == 0 else contextlib.nullcontext():
         begun = (out / "experiment.toml").exists()
         if ranks.rank == 0:
             if resume and begun:

@@ -16,7 +16,6 @@ from fedagrac.callbacks.run_folder import KeepRun
 from fedagrac.core.streams import first_weights
 from fedagrac.data.federation import Federation
 from fedagrac.errors import InputError
-from fedagrac.files import claimed
 from fedagrac.flower.extra import require_flower
 from fedagrac.flower.fleet import FlowerFleet
 from fedagrac.flower.link import Link
@@ -24,6 +23,7 @@ from fedagrac.models.vector import VectorModel
 from fedagrac.rounds.callback import Callback, checked_callbacks
 from fedagrac.rounds.loop import Run, run_rounds
 from fedagrac.rounds.server import Server
+from fedagrac.storage.claims import claimed
 from fedagrac.storage.clients import ClientTable
 from fedagrac.storage.run_folder import RunFolder
 
@@ -127,7 +127,7 @@ def run_federation(
     own = [KeepRun(folder.path, experiment), Checkpoints(folder, every=1, always=True), LogRounds(folder.path)]
     server = Server(algorithm, {"x": model.initial()}, ClientTable(settings.clients))
     run = Run(server, fleet, setup, [*own, *watching])
-    with claimed(folder.path, field="out"):
+    with claimed(folder.path):
         stored = folder.last_checkpoint()
         if stored is None and folder.history.exists() and folder.history.stat().st_size:
             raise InputError("out", settings.out, "a new folder: this one holds a run without a checkpoint")

@@ -50,7 +50,7 @@ def render_page(runs: Sequence[StoredRun]) -> str:
     from jinja2 import Environment, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    from fedagrac import __version__
+    from fedagrac.version import __version__
 
     series, charts, rows = series_of(runs), charts_of(runs), summarise(runs)
     curves = [_chart_figure(chart, series, target_of(runs)) for chart in charts]

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from fedagrac.algorithms.base import State
     from fedagrac.core.cohort import Cohort
     from fedagrac.core.local import Plan
+    from fedagrac.data.federation import Federation
     from fedagrac.engines import Ranks
     from fedagrac.rounds.divergence import Divergence
     from fedagrac.rounds.fleet import Fleet
     from fedagrac.rounds.server import Server
     from fedagrac.rounds.setup import Setup
+    from fedagrac.storage.clients import ClientTable
 
 __all__ = ["Run", "run_rounds"]
 
@@ -78,6 +80,16 @@ class Run:
     def history(self) -> History:
         """The rounds so far."""
         return self.server.history
+
+    @property
+    def table(self) -> ClientTable:
+        """What the server keeps of each client, or of those that this process answers for."""
+        return self.server.table
+
+    @property
+    def federation(self) -> Federation | None:
+        """The clients' data, where they are on this machine; otherwise None."""
+        return self.fleet.federation
 
     @property
     def rounds(self) -> int:

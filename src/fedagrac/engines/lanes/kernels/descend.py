@@ -1,7 +1,7 @@
-"""The update of many lanes, X <- X - eta (G + C), read and written once where a fused kernel can be had.
+"""The update of many lanes: X <- X - eta (G + C).
 
-Two ordinary operations move every number six times; for large models that is most of a step's memory traffic. On a
-GPU with Triton one kernel moves it four times.
+Two ordinary torch operations read or write every number six times. For large models that is most of a step's
+memory traffic. On a GPU with Triton one fused kernel needs four reads and writes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK = 1024
 
 
 def descend(X: Tensor, G: Tensor, C: Tensor | None, eta: Tensor) -> None:
-    """Move every lane: X [m, ...] in place, against G + C, by its own eta [m].
+    """Subtract eta (G + C) from X [m, ...] in place; every lane has its own eta [m].
 
     Examples:
         >>> import torch
@@ -39,9 +39,9 @@ def descend(X: Tensor, G: Tensor, C: Tensor | None, eta: Tensor) -> None:
 
 @functools.cache
 def _kernel() -> Any:
-    """Return the fused kernel, or None where Triton is not installed."""
+    """Return the fused kernel, or None if Triton is not installed."""
     try:
-        from fedagrac.engines.lanes.descend_kernel import kernel
+        from fedagrac.engines.lanes.kernels.descend_triton import kernel
     except ImportError:
         return None
     return kernel

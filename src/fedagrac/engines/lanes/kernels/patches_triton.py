@@ -1,4 +1,4 @@
-"""Triton kernels of `patches`. Import this only where Triton is installed."""
+"""Triton kernels of `patches`. Import this module only if Triton is installed."""
 # ruff: noqa: D103
 # mypy: ignore-errors
 

@@ -1,9 +1,7 @@
-"""The command, as a user meets it."""
+"""fedagrac run, as a user meets it."""
 
 import json
 import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -12,26 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 import fedagrac as fg
+from command_line import command, process
 from fedagrac.callbacks import run_folder
-from fedagrac.cli.app import main
-from fedagrac.experiments.schema import Experiment, apply_settings, default_table
+from fedagrac.experiments.overrides import apply_settings
+from fedagrac.experiments.schema import Experiment, default_table
 
 SMALL = ["--set", "rounds=2", "--set", "data.clients=4", "--set", "steps={kind='linear',first=1,increment=2}"]
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-
-def command(*arguments, capsys):
-    """Run the entry point; return (exit code, stdout, stderr)."""
-    with pytest.raises(SystemExit) as stop:
-        main(list(arguments))
-    captured = capsys.readouterr()
-    return stop.value.code or 0, captured.out, captured.err
 
 
 def experiment(tmp_path, **changes):
@@ -319,22 +303,6 @@ def test_a_folder_that_holds_something_is_not_touched(tmp_path, capsys):
     assert code == 2
 
 
-def process(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "fedagrac", *arguments], capture_output=True, text=True, check=False, **options
-    )
-
-
-def test_a_real_process_exits_with_2_and_one_line():
-    done = process("run", "--set", "lr=-1")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("error")
-    assert "Traceback" not in done.stderr
-    assert process("rum").returncode == 2
-    assert process("run", "--sett", "a=b").returncode == 2
-
-
 def test_a_full_disk_is_named(tmp_path, capsys, monkeypatch):
     """The history of a run goes to a device that is always full."""
     if not Path("/dev/full").exists():
@@ -345,13 +313,6 @@ def test_a_full_disk_is_named(tmp_path, capsys, monkeypatch):
     assert "history.jsonl: No space left on device" in " ".join(err.split())
 
 
-def test_square_brackets_in_messages_survive(capsys):
-    _, out, _ = command("doctor", capsys=capsys)
-    assert "fedagrac[mlflow]" in out or "mlflow" in out.split("not installed")[0]
-    _, _, err = command("run", "--set", "name=[bold]", capsys=capsys)
-    assert "[bold]" in err
-
-
 def test_a_folder_that_cannot_be_written_is_an_error_not_a_traceback(tmp_path):
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where a folder would have to be")
@@ -359,33 +320,6 @@ def test_a_folder_that_cannot_be_written_is_an_error_not_a_traceback(tmp_path):
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "blocked" in done.stderr
-
-
-def test_help_shows_an_example_for_every_command():
-    assert "run" in process("--help").stdout
-    for name in ("run", "report", "doctor", "data list", "data fetch", "data verify"):
-        done = process(*name.split(), "--help", env={**os.environ, "COLUMNS": "80"})
-        assert done.returncode == 0
-        assert f"fedagrac {name}" in done.stdout
-        assert "Example" in done.stdout
-
-
-def test_version():
-    assert process("--version").stdout.strip() == f"fedagrac {fg.__version__}"
-
-
-def test_doctor_says_what_is_usable(capsys):
-    code, out, _ = command("doctor", "--json", capsys=capsys)
-    assert code == 0
-    findings = json.loads(out)
-    assert findings["versions"]["fedagrac"] == fg.__version__
-    assert findings["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    assert "usable" in findings["devices"]["cpu"]
-    assert findings["engines"]["serial"] == "usable"
-    assert findings["folders"]["runs"] == str(Path("runs").absolute())
-    code, out, _ = command("doctor", capsys=capsys)
-    assert code == 0
-    assert fg.__version__ in out
 
 
 def test_environment_names_versions_and_no_variables(capsys, monkeypatch):

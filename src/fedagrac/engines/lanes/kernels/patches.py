@@ -1,7 +1,8 @@
-"""Patches of pictures laid out as columns, and back: what turns a convolution into a matrix product.
+"""Patches of pictures as columns of a matrix, and the reverse.
 
-On a GPU with Triton either way is one kernel that reads and writes each number once; elsewhere a few torch
-operations do the same. Pictures come as [lanes, n, channels, height, width] in any memory layout.
+With its patches as columns a convolution is a matrix product. On a GPU with Triton each direction is one kernel
+that reads and writes every number once. Elsewhere a few torch operations do the same. Pictures have the shape
+[lanes, n, channels, height, width] and any memory layout.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BLOCK = 1024
 
 
 class Convolution(NamedTuple):
-    """What decides how fast a convolution is: shapes, strides and paddings.
+    """The shapes, strides and paddings of a convolution, which decide how fast it runs.
 
     Examples:
         >>> Convolution((2, 3, 9, 8), (5, 3, 3, 3), stride=(2, 1), padding=(1, 0)).places
@@ -42,7 +43,7 @@ class Convolution(NamedTuple):
 
 
 def columns_of(x: Tensor, c: Convolution) -> Tensor:
-    """Return [lanes, channels * kernel, n * places]: one column per place, neighbours side by side.
+    """Return the patches as [lanes, channels * kernel, n * places], one column per output place.
 
     Examples:
         >>> import torch
@@ -69,9 +70,9 @@ def columns_of(x: Tensor, c: Convolution) -> Tensor:
 
 
 def pictures_of(columns: Tensor, c: Convolution) -> Tensor:
-    """Return the transpose of `columns_of`: pictures [lanes, n, channels, height, width] with overlaps summed.
+    """Return pictures [lanes, n, channels, height, width], the transpose of `columns_of`; overlaps are summed.
 
-    Their memory runs over lanes, channels, n, as that of products with columns does.
+    In memory the order is lanes, channels, n, as in the output of a product with columns.
 
     Examples:
         >>> import torch
@@ -98,7 +99,7 @@ def pictures_of(columns: Tensor, c: Convolution) -> Tensor:
 
 
 def _launch(kernel: Any, columns: Tensor, pictures: Tensor, c: Convolution) -> None:
-    """Run a kernel over every entry of what it writes."""
+    """Run a kernel over every entry of its output."""
     n, channels, height, width = c.inputs
     lanes, entries = len(columns), columns.shape[2]
     if pictures.shape[1:] != c.inputs:
@@ -113,9 +114,9 @@ def _launch(kernel: Any, columns: Tensor, pictures: Tensor, c: Convolution) -> N
 
 @functools.cache
 def _kernels() -> Any:
-    """Return the module of kernels, or None where Triton is not installed."""
+    """Return the module of Triton kernels, or None if Triton is not installed."""
     try:
-        from fedagrac.engines.lanes import patches_kernel
+        from fedagrac.engines.lanes.kernels import patches_triton
     except ImportError:
         return None
-    return patches_kernel
+    return patches_triton

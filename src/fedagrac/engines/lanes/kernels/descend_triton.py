@@ -1,4 +1,4 @@
-"""The fused update of `descend` as a Triton kernel; imported only where Triton is installed."""
+"""The fused update of `descend` as a Triton kernel. Import this module only if Triton is installed."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def kernel(x, g, c, eta, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """x <- x - eta (g + c): one program per block of one lane."""
+    """Compute x <- x - eta (g + c). Each program handles one block of one lane."""
     lane = tl.program_id(1)
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < size

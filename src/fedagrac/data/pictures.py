@@ -1,4 +1,4 @@
-"""Pictures: stored as bytes, normalised on the device, cropped and flipped from keyed streams."""
+"""Pictures: stored as bytes, normalised on the device, cropped and flipped by numbers from keyed streams."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Images:
     """How stored bytes [n, C, H, W] become inputs: (byte / 255 - mean) / std per channel.
 
     Attributes:
-        mean, std: per channel, of bytes scaled to [0, 1].
-        padding: training pictures are cropped at random out of a frame this much wider on every side and flipped
-            half the time; 0 for no augmentation.
+        mean, std: those of each channel, for bytes scaled to [0, 1].
+        padding: training pictures are cropped at random out of a frame of this many pixels on every side, and half
+            of them are flipped; 0 for no augmentation.
 
     Examples:
         >>> Images(mean=(0.5,), std=(0.25,))(torch.tensor([[[[255]]]], dtype=torch.uint8), torch.float32)
@@ -45,15 +45,15 @@ class Images:
 
 @functools.lru_cache(maxsize=16)
 def _constants(images: Images, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation on the device, copied once: a recorded step may not copy there."""
+    """Return mean and standard deviation on the device; cached, because a recorded step may not copy to it."""
     mean, std = (torch.tensor(v, dtype=dtype, device=device)[:, None, None] for v in (images.mean, images.std))
     return mean, std
 
 
 def draw_shifts(steps: int, batch: int, padding: int, seed: int, round: int, client: int) -> npt.NDArray[np.int64]:
-    """Return how each picture of each step is shifted down, shifted right and flipped, [steps, batch, 3].
+    """Return for each picture of each step the shift down, the shift right and whether to flip, [steps, batch, 3].
 
-    The stream is the client's own, so it sees the same augmented batches in every engine.
+    The stream is the client's own, so every engine gives the client the same augmented batches.
 
     Examples:
         >>> draw_shifts(2, 5, padding=4, seed=0, round=0, client=0).shape
@@ -64,7 +64,7 @@ def draw_shifts(steps: int, batch: int, padding: int, seed: int, round: int, cli
 
 
 def crop_and_flip(pixels: Tensor, shifts: Tensor, padding: int) -> Tensor:
-    """Cut every picture [n, C, H, W] out of its black-framed version at its own place, and flip it where asked.
+    """Return pictures [n, C, H, W], each cut out of its black frame at its own place and flipped if asked.
 
     Examples:
         >>> picture = torch.arange(4, dtype=torch.uint8).reshape(1, 1, 2, 2)
