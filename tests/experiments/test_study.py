@@ -195,7 +195,7 @@ def test_a_quadratic_model_has_the_gradients_of_the_problem():
 def test_the_command(tmp_path, capsys, monkeypatch):
     """The experiment has eight parameters in place of the 650 in the file, which would take ten times as long."""
     monkeypatch.setattr(
-        "fedagrac.experiments.run.prepare", lambda checked, data_dir, imports: small(rounds=checked.rounds)
+        "fedagrac.experiments.run.prepare", lambda experiment, *where: small(rounds=experiment.rounds)
     )
     file = tmp_path / "small.toml"
     file.write_text(
