@@ -37,7 +37,7 @@ from fedagrac.flower.server import build_model
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import unpack
 from fedagrac.models import Imports
-from fedagrac.paper.records import Trial, Records
+from fedagrac.paper.records import Records, Trial
 from fedagrac.report import read_run, summarise, summary_table
 from fedagrac.report.charts import charts_of, series_of
 from fedagrac.report.page import render_page
@@ -226,10 +226,10 @@ def run_folder(data):
 
 def records(data):
     """The record of a paper's run: what is no record counts as none."""
-    found, trial = Records(SCRATCH), Trial("a", {"lr": 0.1})
-    written(str(found.path("recipe", trial).relative_to(SCRATCH)), data)
-    one = found.get("recipe", trial)
-    assert one is None or one.finished in (True, False)
+    store, trial = Records(SCRATCH), Trial("a", {"lr": 0.1})
+    written(str(store.path("recipe").relative_to(SCRATCH)), data)
+    record = store.get("recipe", trial)
+    assert record is None or record.finished in (True, False)
 
 
 def measurement(data):
@@ -385,7 +385,7 @@ SEEDS = {
     "checkpoint_content": [json.dumps(sealed_description()).encode()],
     "history": [_HISTORY],
     "run_folder": [bytes([i]) + _RUN[name] for i, name in enumerate(RUN_FILES)],
-    "records": [b'{"trial": "a", "settings": {}, "environment": {}, "outcome": {"finished": true}}'],
+    "records": [b'{"trial": "a", "settings": {"lr": 0.1}, "environment": {}, "outcome": {"finished": true}}'],
     "measurement": [json.dumps({"candidates": {"serial": {"us": 3.5, "start_s": 0.0}}}).encode()],
     "flower_reply": [
         json.dumps(_FACTS).encode() + b"\x00\x00" + _npy(np.zeros(4, np.float32)),

@@ -8,7 +8,7 @@ from fedagrac.paper.figure_pretest import ALGORITHMS, PROBLEMS, Trip, run_path
 from fedagrac.paper.runner import Deadline
 
 RECIPE = RECIPES["figure-pretest"]
-GOALS = {panel: figure_pretest._minimiser(problem) for panel, problem in PROBLEMS.items()}
+GOALS = {panel: figure_pretest.minimiser(problem) for panel, problem in PROBLEMS.items()}
 
 
 def records(turn, names=tuple(ALGORITHMS)):
@@ -32,7 +32,7 @@ def verdicts(found):
 
 @pytest.mark.parametrize("panel", PROBLEMS)
 def test_the_minimiser_is_that_of_least_squares(panel):
-    clients = figure_pretest._points(PROBLEMS[panel])
+    clients = figure_pretest.client_points(PROBLEMS[panel])
     x, y = np.concatenate([x for x, _ in clients]), np.concatenate([y for _, y in clients])
     assert GOALS[panel] == pytest.approx(np.polyfit(x, y, 1))
     for (x, y), a, b in zip(clients, PROBLEMS[panel]["slopes"], PROBLEMS[panel]["intercepts"], strict=True):
@@ -79,7 +79,7 @@ def test_one_round_of_fedavg_is_that_of_numpy():
     trial = next(c for c in RECIPE.trials("quick") if c.name == "shifted-x-start0/fedavg")
     outcome = run_path({**trial.settings, "rounds": 1}, Deadline(None))
     models = []
-    for (x, y), steps in zip(figure_pretest._points(trial.settings["problem"]), [2, 5, 20], strict=True):
+    for (x, y), steps in zip(figure_pretest.client_points(trial.settings["problem"]), [2, 5, 20], strict=True):
         a, b = trial.settings["start"]
         for _ in range(steps):
             error = a * x + b - y

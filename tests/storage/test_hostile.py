@@ -30,7 +30,7 @@ from fedagrac.flower.server import FlowerRun
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import BadReplyError, unpack
 from fedagrac.models import Imports
-from fedagrac.paper.records import Trial, Records
+from fedagrac.paper.records import Records, Trial
 from fedagrac.storage.checkpoints import Checkpoint, CheckpointError, read_history
 from fedagrac.storage.clients import ClientTable
 
@@ -314,7 +314,7 @@ def test_the_history_of_a_checkpoint_of_many_rounds_is_not_made_up():
 
 def test_records_and_measurements_that_are_none():
     records, trial = Records("records"), Trial("a", {})
-    path = records.path("r", trial)
+    path = records.path("r")
     path.parent.mkdir(parents=True)
     for content in (b"[" * 9999, b'{"trial": 1, "settings": 2, "outcome": 3, "environment": 4}', b"\xff"):
         path.write_bytes(content)

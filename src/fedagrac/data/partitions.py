@@ -177,11 +177,12 @@ class Dirichlet(Partition):
 
 
 def _among(proportions: npt.NDArray[np.float64], waiting: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """Return the proportions of the waiting clients, scaled to a sum of 1; equal ones where the draw gives none."""
+    """Return the proportions of the waiting clients, scaled to a sum of 1; equal ones if the draw gave none."""
     left = proportions * waiting
     if not left.sum() > 0:  # a very small alpha gives everything to one client, which may be full
         left = waiting.astype(np.float64)
-    return left / left.sum()
+    scaled: npt.NDArray[np.float64] = left / left.sum()
+    return scaled
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from fedagrac.rounds.api import Run
 
-__all__ = ["RECIPE"]
+__all__ = ["RECIPE", "Trip", "client_points", "minimiser", "run_path"]
 
 LINES = {"slopes": [3.0, 1.0, -2.0], "intercepts": [2.0, -3.0, 1.0], "points": 40, "noise": 0.3}
 
@@ -62,7 +62,7 @@ STRAIGHT = 0.05
 """In the direction of the minimiser: never farther from the line to it than this part of the way."""
 
 
-def _points(problem: dict[str, Any]) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
+def client_points(problem: dict[str, Any]) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
     """Return each client's x and y."""
     generator = np.random.Generator(np.random.Philox(0))
     clients = []
@@ -79,16 +79,16 @@ def _least_squares(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> np
     return np.array([a, y.mean() - a * x.mean()])
 
 
-def _minimiser(problem: dict[str, Any]) -> npt.NDArray[np.float64]:
+def minimiser(problem: dict[str, Any]) -> npt.NDArray[np.float64]:
     """Return the global minimiser; clients hold equally many points, so all points weigh the same."""
-    clients = _points(problem)
+    clients = client_points(problem)
     return _least_squares(np.concatenate([x for x, _ in clients]), np.concatenate([y for _, y in clients]))
 
 
 def _start(problem: dict[str, Any], number: int) -> list[float]:
     """Return one of the starts on the circle."""
     angle = 2 * np.pi * (number + 0.5) / STARTS
-    start = _minimiser(problem) + RADIUS * np.array([np.cos(angle), np.sin(angle)])
+    start = minimiser(problem) + RADIUS * np.array([np.cos(angle), np.sin(angle)])
     return [float(v) for v in start.round(3)]
 
 
@@ -119,7 +119,7 @@ class _Path(Callback):
 
 def run_path(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None = None) -> dict[str, Any]:
     """Run one algorithm from one start; return its path beside what every record keeps."""
-    clients = [(x[:, None], y[:, None]) for x, y in _points(settings["problem"])]
+    clients = [(x[:, None], y[:, None]) for x, y in client_points(settings["problem"])]
     model = nn.Linear(1, 1).double()
     with torch.no_grad():
         model.weight.fill_(settings["start"][0])
@@ -185,7 +185,7 @@ def _worst(records: TrialRecords, panel: str, name: str) -> Trip | None:
     paths = [record.outcome["path"] for record in there if record is not None and record.finished]
     if len(paths) < STARTS:
         return None
-    trips = [Trip.of(np.array(path), _minimiser(PROBLEMS[panel])) for path in paths]
+    trips = [Trip.of(np.array(path), minimiser(PROBLEMS[panel])) for path in paths]
     return Trip(*(max(values) for values in zip(*map(astuple, trips), strict=True)))
 
 
@@ -234,7 +234,7 @@ def _picture(records: TrialRecords, scale: Scale) -> Figure:
         figure = new_figure(7.6, 5.9)
         above, below = figure.subplots(2, 2, height_ratios=(1.7, 1))
         for top, bottom, (panel, problem) in zip(above, below, PROBLEMS.items(), strict=True):
-            goal = _minimiser(problem)
+            goal = minimiser(problem)
             for name, look in looks.items():
                 record = records.get(f"{panel}-start{SHOWN}/{name}")
                 if record is not None:
@@ -258,7 +258,7 @@ def _picture(records: TrialRecords, scale: Scale) -> Figure:
 
 def _mark_places(axes: Axes, problem: dict[str, Any]) -> None:
     """Draw contours of the global loss, its minimiser, the clients' minimisers and the start."""
-    clients, goal = _points(problem), _minimiser(problem)
+    clients, goal = client_points(problem), minimiser(problem)
     minima = [_least_squares(x, y) for x, y in clients]
     marks = [
         (place, f"client {i}, K = {K}", "s") for i, (place, K) in enumerate(zip(minima, STEPS, strict=True), 1)

@@ -82,7 +82,7 @@ def _trials(scale: Scale) -> list[Trial]:
 
 def _shared() -> list[Trial]:
     """Return the runs of table-variance that are shown here: each algorithm once, at eta = 0.03 with seed 0."""
-    firsts = {}
+    firsts: dict[str, Trial] = {}
     for trial in table_variance.RECIPE.trials("paper"):
         row, name, setting, seed = trial.name.split("/")
         if row == SHARED and name in ALGORITHMS and setting.startswith("lr=0.03") and seed == "seed0":
