@@ -58,19 +58,19 @@ def reproduce(
         positive("--time-budget", time_budget)
     end = None if time_budget is None else time.monotonic() + time_budget
     notes, console = Console(stderr=True), Console()
-    records, printed = Records(out), []
+    store, printed = Records(out), []
     for recipe in RECIPES.values() if name == "all" else [RECIPES[name]]:
         trials = [trial for trial in recipe.trials(scale) if only in trial.name]  # type: ignore[arg-type]
         left = None if end is None else end - time.monotonic()
-        if recipe.run is not None and not _run(recipe, trials, records, data_dir, left, notes):
+        if recipe.run is not None and not _run(recipe, trials, store, data_dir, left, notes):
             notes.print("the time budget is spent: run the same command again to go on", highlight=False)
-        found = records_of(recipe, scale, records)  # type: ignore[arg-type]
-        table, verdicts = recipe.table(found, scale), recipe.claims(found)  # type: ignore[arg-type]
-        if recipe.picture is not None and found:
+        records = records_of(recipe, scale, store)  # type: ignore[arg-type]
+        table, verdicts = recipe.table(records, scale), recipe.claims(records)  # type: ignore[arg-type]
+        if recipe.picture is not None and records:
             from fedagrac.report.pictures import save
 
             make_folder(out)
-            picture = save(recipe.picture(found, scale), out / f"{recipe.name}-{scale}")  # type: ignore[arg-type]
+            picture = save(recipe.picture(records, scale), out / f"{recipe.name}-{scale}")  # type: ignore[arg-type]
             notes.print(f"picture: {picture}", highlight=False, soft_wrap=True)
         if as_json:
             rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
@@ -85,7 +85,7 @@ def reproduce(
 def _run(
     recipe: Recipe,
     trials: list[Trial],
-    records: Records,
+    store: Records,
     data_dir: Path | None,
     time_budget: float | None,
     notes: Console,
@@ -110,14 +110,14 @@ def _run(
         def say(line: str) -> None:
             notes.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
 
-        def show(some: list[Trial], found: list[TrialRecord]) -> None:
+        def show(some: list[Trial], records: list[TrialRecord]) -> None:
             nonlocal done, begun
-            if not found:
+            if not records:
                 begun = begun or bool(some)
                 return
             done += rounds(some)
             bar.update(task, completed=done)
-            seconds = found[0].outcome["seconds"]
+            seconds = records[0].outcome["seconds"]
             if not begun:
                 say(f"{recipe.name}: {len(some)} of {len(trials)} runs were recorded before")
             elif seconds >= 1:
@@ -125,7 +125,7 @@ def _run(
                 say(f"{some[0].name}{others}: recorded, {seconds} s")
 
         run = functools.partial(recipe.run, data_dir=data_dir)
-        return run_trials(recipe.name, trials, records, run, time_budget, show, lambda: bar.advance(task))
+        return run_trials(recipe.name, trials, store, run, time_budget, show, lambda: bar.advance(task))
 
 
 def _print(recipe: Recipe, table: Table, verdicts: list[Verdict], console: Console) -> None:

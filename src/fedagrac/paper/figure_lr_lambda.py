@@ -54,7 +54,7 @@ ROUNDS: dict[Scale, int] = {"quick": 25, "medium": 100, "paper": 100}
 SEEDS: dict[Scale, list[int]] = {"quick": [0], "medium": [0], "paper": [0, 1, 2]}
 
 GOOD = {"lr": 0.005, "alexnet": 0.02}
-"""A lambda is good at an eta if it is so close to the best lambda there."""
+"""A lambda is good at an eta if it ends this close to the best lambda there."""
 
 GIVE_UP = {"give_up": 15, "target": 0.12}
 """AlexNet: a run that has not reached 12 % after 15 rounds does not train, and ends there."""
@@ -228,7 +228,7 @@ _ALEXNET_CLAIMS = {
 
 
 def _picture(records: TrialRecords, scale: Scale) -> Figure:
-    """Draw a heat map for every panel with records: eta down, lambda across, the accuracy written in."""
+    """Draw a heat map of accuracy for every panel with records: eta down, lambda across."""
     from fedagrac.report.heatmaps import HeatMap, plot_heat_maps
 
     etas, lambdas = ETAS[scale], LAMBDAS[scale]

@@ -1,4 +1,4 @@
-"""The figure of the pretest: paths through the parameter space of one line that is fitted to the clients' lines.
+"""The figure of the pretest: paths in the parameter space of a line that is fitted to the clients' lines.
 
 Client i holds points around y = a_i x + b_i; the model is y = a x + b, the loss the mean squared error. Gradients
 are over all of a client's points, so every path is deterministic.
@@ -56,10 +56,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 ARRIVED = 0.01
-"""At the minimiser: within this part of the way from the start."""
+"""A path arrives if it ends within this part of its length from the minimiser."""
 
 STRAIGHT = 0.05
-"""In the direction of the minimiser: never farther from the line to it than this part of the way."""
+"""A path keeps the direction if it stays within this part of its length from the line to the minimiser."""
 
 
 def client_points(problem: dict[str, Any]) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
@@ -80,13 +80,13 @@ def _least_squares(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> np
 
 
 def minimiser(problem: dict[str, Any]) -> npt.NDArray[np.float64]:
-    """Return the global minimiser; clients hold equally many points, so all points weigh the same."""
+    """Return the global minimiser. All points weigh the same, because clients hold equally many."""
     clients = client_points(problem)
     return _least_squares(np.concatenate([x for x, _ in clients]), np.concatenate([y for _, y in clients]))
 
 
 def _start(problem: dict[str, Any], number: int) -> list[float]:
-    """Return one of the starts on the circle."""
+    """Return the start with this number on the circle."""
     angle = 2 * np.pi * (number + 0.5) / STARTS
     start = minimiser(problem) + RADIUS * np.array([np.cos(angle), np.sin(angle)])
     return [float(v) for v in start.round(3)]
@@ -118,7 +118,7 @@ class _Path(Callback):
 
 
 def run_path(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None = None) -> dict[str, Any]:
-    """Run one algorithm from one start; return its path beside what every record keeps."""
+    """Run one algorithm from one start, and return its outcome with its path."""
     clients = [(x[:, None], y[:, None]) for x, y in client_points(settings["problem"])]
     model = nn.Linear(1, 1).double()
     with torch.no_grad():
@@ -143,13 +143,13 @@ def run_path(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None
 
 @dataclass(frozen=True)
 class Trip:
-    """How one path went, in parts of the way from its start to the minimiser.
+    """Measures of a path, as parts of the distance from its start to the minimiser.
 
     Attributes:
-        left: how far the end is from the minimiser.
-        off: how far the path ever is from the line through start and minimiser.
-        past: how far it ever goes beyond the minimiser along that line.
-        stray: how far it ever is from the straight way, which ends at the minimiser: going past it counts.
+        left: the distance between its end and the minimiser.
+        off: its largest distance from the line through start and minimiser.
+        past: how far it goes beyond the minimiser along that line.
+        stray: its largest distance from the segment between start and minimiser, so that going past counts.
     """
 
     left: float
@@ -175,12 +175,12 @@ class Trip:
 
     @property
     def kept(self) -> bool:
-        """Whether it kept the direction and arrived."""
+        """Whether the path kept the direction and arrived."""
         return self.off < STRAIGHT and self.left < ARRIVED
 
 
 def _worst(records: TrialRecords, panel: str, name: str) -> Trip | None:
-    """Return the worst of an algorithm's paths in each respect; None unless all starts ran to an end."""
+    """Return the worst of an algorithm's paths in each measure, or None unless all starts are finished."""
     there = [records.get(f"{panel}-start{i}/{name}") for i in range(STARTS)]
     paths = [record.outcome["path"] for record in there if record is not None and record.finished]
     if len(paths) < STARTS:
@@ -223,7 +223,7 @@ def _claims(records: TrialRecords) -> list[Verdict]:
 
 
 def _picture(records: TrialRecords, scale: Scale) -> Figure:
-    """Draw paths from one start over the contours of the global loss, and the distances of all rounds below."""
+    """Draw paths from one start over contours of the global loss, and below them the distance round by round."""
     from fedagrac.report.pictures import add_legend, new_figure, paper_style, stroke
     from fedagrac.report.style import Look, look_of
 
@@ -239,7 +239,7 @@ def _picture(records: TrialRecords, scale: Scale) -> Figure:
                 record = records.get(f"{panel}-start{SHOWN}/{name}")
                 if record is not None:
                     path = np.array(record.outcome["path"])
-                    # thin lines over the thick one: some coincide
+                    # thin lines over the thick one, because some coincide
                     options = stroke(look) | {"zorder": 5 - look.width}
                     top.plot(path[:, 0], path[:, 1], marker="o", ms=2.2, **options)
                     bottom.plot(np.linalg.norm(path - goal, axis=1), **stroke(look))

@@ -1,4 +1,4 @@
-"""Run the trials of a recipe: those without a record, until the time is up."""
+"""Run the trials of a recipe that have no record yet, until the time is up."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ __all__ = [
 ]
 
 RunGroup = Callable[[Sequence[dict[str, Any]], "Deadline"], list[dict[str, Any]]]
-"""How settings that belong together are run: an outcome for each, which says whether it is "finished"."""
+"""Runs settings that belong together and returns an outcome for each, which says whether it is "finished"."""
 
 SIDE_BY_SIDE = ("logistic", "cnn")
-"""Models so small that a grid of runs costs little more than one."""
+"""Models so small that many runs side by side cost little more than one."""
 
 PARTITIONS = {"iid": partition.IID, "dirichlet": partition.Dirichlet, "shards": partition.Shards}
 STEPS = {
@@ -58,7 +58,7 @@ STEPS = {
 
 
 class Deadline(Callback):
-    """Ends a run when the time is up; before that, says that another round is done."""
+    """Ends a run when the time is up, and reports every round."""
 
     def __init__(self, at: float | None, seen: Callable[[], None] = lambda: None) -> None:
         self.at = at
@@ -66,7 +66,7 @@ class Deadline(Callback):
         self.passed = False
 
     def on_round(self, run: Run, record: dict[str, Any]) -> None:
-        """Look at the clock."""
+        """Report the round and check the clock."""
         self.seen()
         if self.at is not None and time.monotonic() > self.at:
             self.passed = True
@@ -117,7 +117,7 @@ class GiveUp(Callback):
         self.target = target
 
     def on_round(self, run: Run, record: dict[str, Any]) -> None:
-        """Look at the rounds so far."""
+        """Stop after the last round that was allowed."""
         if len(run.history) == self.rounds and run.history.rounds_to(self.target) is None:
             run.stop(f"{self.target} not reached in {self.rounds} rounds")
 
@@ -170,7 +170,7 @@ def run_trials(
 
 
 def _groups(trials: Iterable[Trial]) -> list[list[Trial]]:
-    """Return the trials that run side by side, in the order of the first of each group."""
+    """Return groups of trials that run side by side, ordered by their first trials."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         small = trial.settings.get("model", {}).get("name") in SIDE_BY_SIDE
@@ -186,7 +186,7 @@ def _device() -> torch.device:
 
 
 def _made(kinds: dict[str, Any], settings: dict[str, Any]) -> Any:
-    """Return an object named by its kind."""
+    """Build the object that the setting's kind names."""
     options = dict(settings)
     return kinds[options.pop("kind")](**options)
 
@@ -205,7 +205,7 @@ def _module(settings: dict[str, Any], seed: int) -> nn.Module:
 def run_simulations(
     group: Sequence[dict[str, Any]], deadline: Deadline, data_dir: Path | None = None
 ) -> list[dict[str, Any]]:
-    """Run simulations from plain settings that differ in the algorithm alone; return what records keep of them."""
+    """Run simulations whose settings differ in the algorithm alone, and return their outcomes."""
     shared = group[0]
     data = shared["data"]
     split = json.dumps(data["partition"], sort_keys=True)
@@ -224,16 +224,17 @@ def run_simulations(
         seed=shared["seed"],
         precision="tf32" if shared.get("tf32") and torch.cuda.is_available() else "float32",
         stop=Stop(accuracy=target) if shared.get("stop_at_target") and "smooth" not in shared else None,
-        callbacks=[[own, *_stops(shared)] for own in deadlines],
+        callbacks=[[end, *_stops(shared)] for end in deadlines],
     )
+    window = shared.get("smooth", 1)
     return [
-        {**outcome_of(result.history, result.status, target, shared.get("smooth", 1)), "finished": not own.passed}
-        for result, own in zip(results, deadlines, strict=True)
+        {**outcome_of(result.history, result.status, target, window), "finished": not end.passed}
+        for result, end in zip(results, deadlines, strict=True)
     ]
 
 
 def one_by_one(run: Callable[..., dict[str, Any]]) -> Callable[..., list[dict[str, Any]]]:
-    """Return how a recipe's own way of running one trial runs a group of them."""
+    """Return a function that runs a group of trials one after another."""
 
     def run_each(
         group: Sequence[dict[str, Any]], deadline: Deadline, data_dir: Path | None = None
@@ -261,9 +262,9 @@ def _algorithm(settings: dict[str, Any]) -> Algorithm:
 
 
 def outcome_of(history: History, status: str, target: float | None = None, window: int = 1) -> dict[str, Any]:
-    """Return what a record keeps of a history: curves to four digits, and what tables are made of.
+    """Return the outcome that a record keeps: curves to four digits, and the numbers that tables show.
 
-    The round at which the target was reached is read from the accuracy's mean over a window of rounds.
+    The round at which the target was reached is read from the mean accuracy over a window of rounds.
     """
     accuracy = [a for a in history.column("test_accuracy") if a is not None]
     last = accuracy[-10:]

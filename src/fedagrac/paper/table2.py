@@ -42,7 +42,7 @@ SEEDS = (0, 1, 2)
 
 
 def _fast_steps(device: str, slow: int, boards: int) -> int:
-    """Return the fast device's steps at full capacity while the slow ones do theirs."""
+    """Return how many steps the fast device can make while the slow ones make theirs."""
     ratio = (DEVICES[FAST].flops or 1.0) / (DEVICES[device].flops or 1.0)
     return round(slow * ratio / (boards if ratio > 100 else 1))
 
@@ -71,9 +71,10 @@ def _trials(scale: Scale) -> list[Trial]:
 
 
 def search(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None = None) -> dict[str, Any]:
-    """Try the shares of the fast device's capacity from the largest down until one reaches the target in time.
+    """Try shares of the fast device's capacity, the largest first, until one reaches the target in time.
 
-    A run ends after `give_up` rounds without the target; the first that reaches it goes on to its last round.
+    A run that has not reached the target after `give_up` rounds ends. The first that reaches it runs to its last
+    round.
 
     Returns:
         The outcome of the last run, with the "utilization" it stands for (None: no share was small enough) and,
