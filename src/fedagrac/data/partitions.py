@@ -116,8 +116,8 @@ class Dirichlet(Partition):
     """Draw the clients' shares of every class from Dirichlet(alpha); every sample is used exactly once.
 
     A smaller alpha makes labels and sizes more unequal. The whole draw is repeated until every client holds at
-    least `least` samples. If 1000 draws fail, clients that are short receive samples from the largest ones, so every
-    client holds `least` samples for any alpha. The paper's DP1 is Dirichlet(0.3); its authors' code draws it with
+    least `least` samples. If 1000 draws fail, clients that are short receive samples from the largest ones, so
+    every client holds `least` samples for any alpha. The paper's DP1 is Dirichlet(0.3); its authors draw it with
     balance=True and least = the number of classes.
 
     Attributes:
