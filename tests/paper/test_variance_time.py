@@ -28,6 +28,9 @@ from fedagrac.rounds.record import History
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ROOT.parent / "shared" / "paper" / "targets.toml"
+needs_records = pytest.mark.skipif(
+    not (ROOT / "reproduction").exists(), reason="the records are not part of the source distribution"
+)
 SPEED = {"fedagrac": 3, "scaffold": 4, "fedavg": 6, "fednova": 7, "fedprox": 8}
 VECTORS = {"fedagrac": 3.5, "scaffold": 4, "fedavg": 2, "fednova": 2, "fedprox": 2}
 
@@ -109,6 +112,7 @@ def test_a_cell_may_show_another_recipes_record(tmp_path):
 # --- table-variance ---
 
 
+@needs_records
 @pytest.mark.parametrize(
     ("recipe", "number"), [(variance.RECIPE, 6), (figure_time.RECIPE, 126 + 5), (figure_lr_lambda.RECIPE, 180)]
 )
@@ -217,6 +221,11 @@ def test_every_algorithm_is_taken_at_its_best():
                 records[trial.name] = record(trial, 0.71, rounds_to_target=lucky)
     said = verdicts(variance.RECIPE, records)
     assert said["alexnet-dp2, v10000-fixed: FedaGrac needs fewer rounds than scaffold"] == "holds"
+    # the made-up curves reach 69.5 % sooner with FedaGrac in every seed
+    assert said["alexnet-dp2, v10000-fixed: FedaGrac needs fewer rounds to 69.5% than scaffold"] == "holds"
+    assert (
+        said["alexnet-dp2, v10000-fixed: FedaGrac needs fewer rounds to 69.0% than scaffold-full"] == "not decided"
+    )
     text = variance.RECIPE.table(records, "paper").rows[0][2]
     assert text == "60.0 +- 0.0 (9 seeds), lr=0.03 calibration=1.0, best of 2 / 111"
 

@@ -15,10 +15,12 @@ from typing import Any
 from fedagrac.paper.intervals import Interval, p_value, seeds_to_decide
 from fedagrac.paper.recipe import TrialRecords, Verdict
 from fedagrac.paper.records import Trial, TrialRecord
+from fedagrac.paper.runner import first_round
 
 __all__ = [
     "GridPoint",
     "agreed",
+    "at_target",
     "best",
     "compare_means",
     "compare_rounds",
@@ -182,6 +184,23 @@ def grid_points(records: TrialRecords, name: str) -> list[GridPoint]:
         if trial.startswith(name + "/"):
             groups.setdefault(trial[len(name) + 1 :].rpartition("/")[0], []).append(record)
     return [GridPoint(setting, tuple(runs)) for setting, runs in groups.items()]
+
+
+def at_target(point: GridPoint | None, target: float) -> GridPoint | None:
+    """Return the runs with the rounds they took to another target, read from their curves.
+
+    Examples:
+        >>> run = TrialRecord("a", {}, {"accuracy": [0.1, 0.5, 0.6], "rounds": 3, "rounds_to_target": None}, {})
+        >>> at_target(GridPoint("only", (run,)), 0.5).rounds()
+        '2'
+    """
+    if point is None:
+        return None
+    records = []
+    for record in point.records:
+        reached = first_round(record.outcome["accuracy"], target, record.settings.get("smooth", 1))
+        records.append(replace(record, outcome={**record.outcome, "rounds_to_target": reached}))
+    return replace(point, records=tuple(records))
 
 
 def final_accuracy(record: TrialRecord) -> float | None:
