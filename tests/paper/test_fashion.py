@@ -36,8 +36,8 @@ def made(recipe, value):
     return {name: record(value(name, seed), seed=seed) for name, seed in seeds.items()}
 
 
-def verdict(recipe, found, words):
-    (one,) = [v for v in recipe.claims(found) if words in v.claim]
+def verdict(recipe, records, words):
+    (one,) = [v for v in recipe.claims(records) if words in v.claim]
     return one
 
 
@@ -174,10 +174,10 @@ def test_runs_of_a_panel_and_seed_differ_by_the_algorithm_alone(recipe, scale):
 
 def test_verdicts_of_lambda():
     peaks = {"lambda=0.05": 0.80, "lambda=0.1": 0.79, "increase": 0.85, "lambda=1": 0.60}
-    found = made(LAMBDA, lambda name, seed: peaks.get(name.split("/")[2], 0.70) + 0.001 * seed)
-    assert {v.verdict for v in LAMBDA.claims(found)} == {"holds"}
-    assert "best: lambda=0.05" in verdict(LAMBDA, found, "better than lambda=0").numbers
-    rows = {row[0]: row for row in LAMBDA.table(found, "paper").rows}
+    records = made(LAMBDA, lambda name, seed: peaks.get(name.split("/")[2], 0.70) + 0.001 * seed)
+    assert {v.verdict for v in LAMBDA.claims(records)} == {"holds"}
+    assert "best: lambda=0.05" in verdict(LAMBDA, records, "better than lambda=0").numbers
+    rows = {row[0]: row for row in LAMBDA.table(records, "paper").rows}
     assert rows["lambda=0.05"] == ("lambda=0.05", "80.10 +- 0.25 / 78.23 +- 0.5", *["80.10 +- 0.25"] * 3)
     assert rows["lambda=0"][3] == "70.10 +- 0.25"  # the text's reading has no run of its own
 
@@ -188,17 +188,17 @@ def test_verdicts_of_lambda():
 
     noisy = made(LAMBDA, lambda name, seed: 0.7 + (0.05 * seed if "increase" in name else 0.04))
     assert verdict(LAMBDA, noisy, "Increase is best").verdict == "not decided"
-    del found["constant/fedagrac/lambda=1/seed0"]
-    assert verdict(LAMBDA, found, "Increase is best").verdict == "holds"  # two seeds are left
+    del records["constant/fedagrac/lambda=1/seed0"]
+    assert verdict(LAMBDA, records, "Increase is best").verdict == "holds"  # two seeds are left
     for seed in range(3):
-        del found[f"linear/fedagrac/lambda=1/seed{seed}"]
-    assert verdict(LAMBDA, found, "K = 250 to 1600: lambda=1").verdict == "not decided"
-    assert verdict(LAMBDA, found, "K = 250 to 1600: a lambda between").verdict == "not decided"
+        del records[f"linear/fedagrac/lambda=1/seed{seed}"]
+    assert verdict(LAMBDA, records, "K = 250 to 1600: lambda=1").verdict == "not decided"
+    assert verdict(LAMBDA, records, "K = 250 to 1600: a lambda between").verdict == "not decided"
 
 
 def test_the_picture_of_lambda():
-    found = made(LAMBDA, lambda name, seed: 0.7 + 0.01 * seed)
-    left, right = LAMBDA.picture(found, "paper").axes
+    records = made(LAMBDA, lambda name, seed: 0.7 + 0.01 * seed)
+    left, right = LAMBDA.picture(records, "paper").axes
     assert {t.get_text() for t in left.get_legend().get_texts()} == {
         "paper", "paper: Increase", "ours", "ours: Increase",
     }  # fmt: skip
@@ -244,8 +244,8 @@ def test_verdicts_of_estimators():
 
 
 def test_the_picture_of_estimators():
-    found = made(ESTIMATORS, lambda name, seed: 0.7 + 0.01 * seed)
-    figure = ESTIMATORS.picture(found, "paper")
+    records = made(ESTIMATORS, lambda name, seed: 0.7 + 0.01 * seed)
+    figure = ESTIMATORS.picture(records, "paper")
     assert [len(axes.get_lines()) for axes in figure.axes] == [4] * 12
     assert figure.axes[3].get_title() == "2-layer CNN, K = 250 to 1600"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(figure_estimators.ALGORITHMS)

@@ -30,45 +30,45 @@ def outcome(rounds, reached, finished=True):
 
 
 def test_a_record_belongs_to_its_settings(tmp_path):
-    records = Records(tmp_path)
+    store = Records(tmp_path)
     trial = Trial("a/b c", {"lr": 0.1, "data": {"name": "x"}})
-    assert records.get("table1", trial) is None
-    records.put("table1", trial, outcome(3, 2), {"torch": "2"})
-    record = records.get("table1", Trial("a/b c", {"data": {"name": "x"}, "lr": 0.1}))  # the order does not matter
+    assert store.get("table1", trial) is None
+    store.put("table1", trial, outcome(3, 2), {"torch": "2"})
+    record = store.get("table1", Trial("a/b c", {"data": {"name": "x"}, "lr": 0.1}))  # the order does not matter
     assert record.outcome["rounds_to_target"] == 2
     assert (record.trial, record.environment) == ("a/b c", {"torch": "2"})
-    assert records.get("table1", Trial("renamed", trial.settings)) == record  # the settings alone decide
-    assert records.get("table1", Trial("a/b c", {"lr": 0.2, "data": {"name": "x"}})) is None
-    records.path("table1").write_text('{"trial": ')
-    assert records.get("table1", trial) is None
+    assert store.get("table1", Trial("renamed", trial.settings)) == record  # the settings alone decide
+    assert store.get("table1", Trial("a/b c", {"lr": 0.2, "data": {"name": "x"}})) is None
+    store.path("table1").write_text('{"trial": ')
+    assert store.get("table1", trial) is None
 
 
 def test_what_is_recorded_is_not_run_again_and_what_was_cut_off_is(tmp_path):
-    records, ran = Records(tmp_path), []
+    store, ran = Records(tmp_path), []
     trials = [Trial(name, {"name": name}) for name in "abc"]
-    records.put("r", trials[0], outcome(5, 5), {})
-    records.put("r", trials[1], outcome(5, None, finished=False), {})
+    store.put("r", trials[0], outcome(5, 5), {})
+    store.put("r", trials[1], outcome(5, None, finished=False), {})
 
     def run(group, deadline):
         ran.extend(settings["name"] for settings in group)
         return [outcome(9, 9) for _ in group]
 
-    assert run_trials("r", trials, records, run)
+    assert run_trials("r", trials, store, run)
     assert ran == ["b", "c"]
-    assert run_trials("r", trials, records, run)
+    assert run_trials("r", trials, store, run)
     assert ran == ["b", "c"]
-    assert [records.get("r", trial).outcome["rounds"] for trial in trials] == [5, 9, 9]
+    assert [store.get("r", trial).outcome["rounds"] for trial in trials] == [5, 9, 9]
 
 
 def test_the_time_budget_ends_cleanly(tmp_path):
-    records = Records(tmp_path)
+    store = Records(tmp_path)
     trials = [Trial(name, {"name": name}) for name in "ab"]
 
     def run(group, deadline):
         return [outcome(4, None, finished=False) for _ in group]  # the clock ran out in the middle
 
-    assert not run_trials("r", trials, records, run, time_budget=1000)
-    assert not records.get("r", trials[0]).finished
+    assert not run_trials("r", trials, store, run, time_budget=1000)
+    assert not store.get("r", trials[0]).finished
     nothing = Records(tmp_path / "new")
     assert not run_trials("r", trials, nothing, run, time_budget=-1)
     assert nothing.get("r", trials[0]) is None
@@ -155,9 +155,9 @@ def test_a_run_ends_half_a_window_after_the_smoothed_target():
 
 
 def test_records_are_sorted_lines_with_environments_by_key(tmp_path):
-    records = Records(tmp_path)
+    store = Records(tmp_path)
     for name in "bac":
-        records.put("r", Trial(name, {"name": name}), outcome(5, 5), {"torch": "2" if name == "c" else "1"})
+        store.put("r", Trial(name, {"name": name}), outcome(5, 5), {"torch": "2" if name == "c" else "1"})
     lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     assert [line["trial"] for line in lines] == ["a", "b", "c"]
     environments = json.loads((tmp_path / "environments.json").read_text())
@@ -170,13 +170,13 @@ def test_records_are_sorted_lines_with_environments_by_key(tmp_path):
 
 
 def test_a_line_that_is_no_record_is_kept(tmp_path):
-    records = Records(tmp_path)
-    records.put("r", Trial("a", {"n": 1}), outcome(5, 5), {})
+    store = Records(tmp_path)
+    store.put("r", Trial("a", {"n": 1}), outcome(5, 5), {})
     with open(tmp_path / "r.jsonl", "ab") as file:
         file.write(b'<<<<<<< \xff\n{"trial": "z", "settings": {}, "outcome": {}, "environment": "unknown"}\n')
-    assert len(records.all("r")) == 1
-    records.put("r", Trial("b", {"n": 2}), outcome(5, 5), {})
-    assert len(records.all("r")) == 2
+    assert len(store.all("r")) == 1
+    store.put("r", Trial("b", {"n": 2}), outcome(5, 5), {})
+    assert len(store.all("r")) == 2
     assert (tmp_path / "r.jsonl").read_bytes().splitlines()[2] == b"<<<<<<< \xff"
 
 
@@ -327,8 +327,8 @@ def test_trials_that_differ_in_the_algorithm_alone_run_side_by_side(tmp_path):
     assert run_trials("r", trials, Records(tmp_path), run, seen=lambda: seen.append(1))
     assert asked == [[0, 2, 4], [1, 3], [0], [1]]  # large models one after another
     assert len(seen) == 4
-    records = Records(tmp_path)
-    assert [records.get("r", trial).outcome["together"] for trial in trials] == [3, 2, 3, 2, 3, 1, 1]
+    store = Records(tmp_path)
+    assert [store.get("r", trial).outcome["together"] for trial in trials] == [3, 2, 3, 2, 3, 1, 1]
 
 
 @pytest.mark.skipif(locate("a9a") is None, reason="a9a is not here: fedagrac data fetch")

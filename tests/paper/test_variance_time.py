@@ -59,8 +59,8 @@ def record(trial, final, rounds=30, start=0.1, **more):
     return TrialRecord(trial.name, trial.settings, outcome, {})
 
 
-def verdicts(recipe, found):
-    return {v.claim: v.verdict for v in recipe.claims(found)}
+def verdicts(recipe, records):
+    return {v.claim: v.verdict for v in recipe.claims(records)}
 
 
 def texts(figure):
@@ -99,13 +99,13 @@ def test_a_run_that_diverged_has_no_final_accuracy():
 
 
 def test_a_cell_may_show_another_recipes_record(tmp_path):
-    records, trial = Records(tmp_path), Trial("a/b", {"lr": 1})
-    records.put("first", trial, {"rounds": 3}, {})
-    assert records.get("second", trial) is None
+    store, trial = Records(tmp_path), Trial("a/b", {"lr": 1})
+    store.put("first", trial, {"rounds": 3}, {})
+    assert store.get("second", trial) is None
     borrowed = replace(trial, recipe="first")
-    assert records.get("second", borrowed).outcome == {"rounds": 3}
+    assert store.get("second", borrowed).outcome == {"rounds": 3}
     ran = []
-    assert run_trials("second", [borrowed], records, lambda *given: ran.append(given))
+    assert run_trials("second", [borrowed], store, lambda *given: ran.append(given))
     assert not ran  # it is there already
 
 
@@ -235,15 +235,15 @@ def test_every_algorithm_is_taken_at_its_best():
 
 def time_records(scale="paper", finals=None):
     best = {"fedagrac": 0.85, "scaffold": 0.848, "fedavg": 0.834, "fednova": 0.832, "fedprox": 0.83}
-    found = {}
+    records = {}
     for trial in figure_time.RECIPE.trials(scale):
         s = trial.settings
         name, seed = s["algorithm"]["name"], s["seed"]
         final = (finals or best)[name] + 0.0001 * seed - 0.01 * (s["algorithm"]["lr"] < 0.005)
         if s["steps"]["mean"] == 1000 and name in ("fedagrac", "scaffold"):
             final -= 0.005
-        found[trial.name] = record(trial, final)
-    return found
+        records[trial.name] = record(trial, final)
+    return records
 
 
 def test_figure_time_has_the_papers_settings():
@@ -360,12 +360,12 @@ def test_sizes_of_the_models_on_the_wire():
 
 
 def map_records(accuracy, scale="paper"):
-    found = {}
+    records = {}
     for trial in figure_lr_lambda.RECIPE.trials(scale):
         s = trial.settings
         final = accuracy(trial.name.split("-")[0], s["algorithm"]["lr"], s["algorithm"]["calibration"])
-        found[trial.name] = record(trial, final if final is None else final + 0.0001 * s["seed"], start=0)
-    return found
+        records[trial.name] = record(trial, final if final is None else final + 0.0001 * s["seed"], start=0)
+    return records
 
 
 def with_more_seeds(records, seeds=3):
@@ -407,12 +407,12 @@ def test_figure_lr_lambda_has_the_papers_settings():
 
 
 def test_figure_lr_lambdas_table():
-    found = map_records(as_the_paper)
-    table = figure_lr_lambda.RECIPE.table(found, "paper")
+    records = map_records(as_the_paper)
+    table = figure_lr_lambda.RECIPE.table(records, "paper")
     assert table.columns[:3] == ("panel", "eta", "lambda 0.001")
     assert len(table.rows) == 20
     assert table.rows[2] == ("lr-async", "0.005", *["83.51 +- 0.02"] * 5, "85.01 +- 0.02")
-    one = {name: r for name, r in found.items() if "lr-constant/fedagrac/lr=0.05 calibration=0.1/" in name}
+    one = {name: r for name, r in records.items() if "lr-constant/fedagrac/lr=0.05 calibration=0.1/" in name}
     rows = figure_lr_lambda.RECIPE.table(one, "paper").rows
     assert [row[5] for row in rows] == ["-", "-", "-", "-", "79.01 +- 0.02"]
     diverged = {name: replace(r, outcome={**r.outcome, "final": None}) for name, r in one.items()}
@@ -448,15 +448,15 @@ def test_figure_lr_lambdas_verdicts():
 
 def test_figure_lr_lambdas_picture():
     assert len(figure_lr_lambda.RECIPE.picture(map_records(as_the_paper), "paper").axes) == 4
-    found = map_records(lambda *at: None if at[1:] == (0.05, 1) else as_the_paper(*at), "quick")
-    (gap,) = [name for name in found if name.startswith("lr-async/fedagrac/lr=0.001 calibration=0.1/")]
-    del found[gap]
-    figure = figure_lr_lambda.RECIPE.picture(found, "quick")
+    records = map_records(lambda *at: None if at[1:] == (0.05, 1) else as_the_paper(*at), "quick")
+    (gap,) = [name for name in records if name.startswith("lr-async/fedagrac/lr=0.001 calibration=0.1/")]
+    del records[gap]
+    figure = figure_lr_lambda.RECIPE.picture(records, "quick")
     assert len(figure.axes) == 2
     written = [text.get_text() for text in figure.axes[0].texts]
     assert written == ["83.9", "-", "85.0", "83.5", "83.5", "85.0", "79.0", "79.0", "div."]
     assert "LR, K = 500" in texts(figure)
-    (only,) = figure_lr_lambda.RECIPE.picture({n: found[n] for n in found if "constant" in n}, "quick").axes
+    (only,) = figure_lr_lambda.RECIPE.picture({n: records[n] for n in records if "constant" in n}, "quick").axes
     assert only.get_title() == "LR, K = 500"
 
 
@@ -465,20 +465,20 @@ def test_figure_lr_lambdas_picture():
 
 def use_records(seeds=(0, 1, 2), **changes):
     """The paper's own table as records; changes by device_method: (utilization, rounds, accuracy)."""
-    found = {}
+    records = {}
     for trial in table2.RECIPE.trials("paper"):
         if trial.settings["seed"] not in seeds:
             continue
         device, name, _ = trial.name.split("/")
         share, rounds, accuracy = changes.get(f"{device.replace('-', '_')}_{name}", table2.PAPER[device][name])
-        found[trial.name] = record(
+        records[trial.name] = record(
             trial,
             accuracy and accuracy / 100,
             utilization=share,
             rounds_to_target=rounds,
             tried=[{"share": share or 5}],
         )
-    return found
+    return records
 
 
 @pytest.mark.skipif(not TARGETS.exists(), reason="the paper's figures as data are not beside this checkout")
@@ -508,9 +508,9 @@ def test_table2s_table():
     assert rows[1] == ("raspberry-pi-4", "fedagrac", "100 % (25) / 100 % (25)", "72.07 / 72.07")
     rows = table2.RECIPE.table({}, "paper").rows
     assert rows[7] == ("rtx-2080-ti", "fedagrac", "- / 100 % (36)", "- / 72.13")
-    found = use_records([0], jetson_nano_fedagrac=(95, 20, None))
-    found["raspberry-pi-4/fednova/seed0"].outcome["finished"] = False
-    rows = table2.RECIPE.table(found, "paper").rows
+    records = use_records([0], jetson_nano_fedagrac=(95, 20, None))
+    records["raspberry-pi-4/fednova/seed0"].outcome["finished"] = False
+    rows = table2.RECIPE.table(records, "paper").rows
     assert rows[0][2:] == ("cut off at 25 % / 25 % (49)", "- / 66.18")
     assert rows[3][2:] == ("95 % (20) / 100 % (21)", "diverged / 72.93")
 
@@ -564,23 +564,23 @@ def test_the_search_goes_down_until_the_target_is_reached(monkeypatch):
 
 @needs("a9a")
 def test_a_panel_on_real_data(tmp_path):
-    """FedaGrac and SCAFFOLD over two rounds of a9a: recorded, found, drawn."""
+    """FedaGrac and SCAFFOLD over two rounds of a9a: recorded, found again, drawn."""
     short = {"rounds": 2, "steps": {"kind": "gaussian", "mean": 20, "variance": 16, "mode": "fixed"}}
     trials = [
         replace(trial, settings={**trial.settings, **short})
         for trial in figure_time.RECIPE.trials("quick")
         if trial.name in ("lr-500/fedagrac/lr=0.005/seed0", "lr-500/scaffold/lr=0.005/seed0")
     ]
-    records = Records(tmp_path)
-    assert run_trials("figure-time", trials, records, figure_time.RECIPE.run)
-    found = {trial.name: records.get("figure-time", trial) for trial in trials}
-    rows = figure_time.RECIPE.table(found, "quick").rows
+    store = Records(tmp_path)
+    assert run_trials("figure-time", trials, store, figure_time.RECIPE.run)
+    records = {trial.name: store.get("figure-time", trial) for trial in trials}
+    rows = figure_time.RECIPE.table(records, "quick").rows
     assert [row[:4] for row in rows] == [
         ("lr-500", "fedagrac", "lr=0.005", "2"),
         ("lr-500", "scaffold", "lr=0.005", "2"),
     ]
     assert all(70 < float(row[4]) < 90 for row in rows)
-    assert len(figure_time.RECIPE.picture(found, "quick").axes[0].lines) == 2
+    assert len(figure_time.RECIPE.picture(records, "quick").axes[0].lines) == 2
 
 
 @needs("fashion-mnist")
