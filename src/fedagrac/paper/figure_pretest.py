@@ -283,21 +283,20 @@ RECIPE = Recipe(
     name="figure-pretest",
     title="Paths in the parameter space: one line y = a x + b for three clients with lines of their own",
     assumptions=(
-        "the paper gives no numbers: 3 clients with 40 points each around y = 3x + 2, x - 3 and -2x + 1, K = 2, "
-        "5, 20, 40 rounds, eta = 0.05, full local gradients; FedLin's eta is multiplied by Kbar = 9 (its steps "
-        "are eta / K_i)",
-        "same-x: all clients' x lie evenly in [-1.7, 1.7], so that they differ by their lines alone and the "
-        "global loss is nearly round: its gradient points to the minimiser; shifted-x: in windows of one width "
-        "that shift, so that the clients' curvatures differ too. The second was run first; the first, the "
-        "closer reading of the paper, was added then",
-        "8 starts on a circle around the minimiser, so that no start decides; the picture shows one",
-        "the direction is kept by a path that ends within 1 % of the way from its start to the minimiser and is "
-        "never off the line between them by more than 5 % of it; going past the minimiser is not counted. That "
-        "is a choice, made after a first measure that counted it had FedaGrac stray most; the last column is "
-        "that measure",
-        "FedaGrac with lambda = 1 starts from the clients' gradients, as the paper says; SCAFFOLD from zeros, "
-        "as is usual, and beside it from gradients too (scaffold-full)",
-        "the same problem at every scale",
+        "the paper gives no numbers. Here 3 clients hold 40 points each around y = 3x + 2, x - 3 and -2x + 1 "
+        "and run K = 2, 5, 20 steps with eta = 0.05 and full local gradients, over 40 rounds. FedLin's eta is "
+        "multiplied by Kbar = 9, because its steps are eta / K_i",
+        "same-x: all clients' x lie evenly in [-1.7, 1.7], so the clients differ by their lines alone, and the "
+        "global gradient nearly points to the minimiser. shifted-x: each client's x lie in a window of its own, "
+        "so the clients' curvatures differ too. shifted-x was run first; same-x, the closer reading of the "
+        "paper, was added after its results had been seen",
+        "8 starts on a circle around the minimiser, so that no single start decides; the picture shows one",
+        "a path keeps the direction if it ends within 1 % of its length from the minimiser and is never more "
+        "than 5 % of its length off the line to it. Going past the minimiser does not count. This choice was "
+        "made after a first measure, which counted it and is the last column, had shown FedaGrac to stray most",
+        "FedaGrac with lambda = 1 starts from the clients' gradients, as the paper says. SCAFFOLD starts from "
+        "zeros, as is usual, and beside it from gradients too (scaffold-full)",
+        "the problem is the same at every scale",
     ),
     trials=_trials,
     table=_table,
