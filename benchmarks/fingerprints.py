@@ -147,7 +147,10 @@ def recipe(out: Path) -> str:
     texts = [path.read_text() for path in out.rglob("*.json") if path.name != "environments.json"]
     texts += [line for path in out.rglob("*.jsonl") for line in path.read_text().splitlines()]
     records = [json.loads(text) for text in texts]
-    kept = sorted(({key: r[key] for key in ("cell", "settings", "outcome")} for r in records), key=json.dumps)
+    named = [
+        {"cell": r.get("trial", r.get("cell")), **r} for r in records
+    ]  # older records name their trials cells
+    kept = sorted(({key: r[key] for key in ("cell", "settings", "outcome")} for r in named), key=json.dumps)
     return digest(b"", kept)
 
 

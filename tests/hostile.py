@@ -229,10 +229,10 @@ def run_folder(data):
 
 def records(data):
     """The record of a paper's run: what is no record counts as none."""
-    found, trial = Records(SCRATCH), Trial("a", {"lr": 0.1})
-    written(str(found.path("recipe", trial).relative_to(SCRATCH)), data)
-    one = found.get("recipe", trial)
-    assert one is None or one.finished in (True, False)
+    store, trial = Records(SCRATCH), Trial("a", {"lr": 0.1})
+    written(str(store.path("recipe").relative_to(SCRATCH)), data)
+    record = store.get("recipe", trial)
+    assert record is None or record.finished in (True, False)
 
 
 def measurement(data):
@@ -388,7 +388,7 @@ SEEDS = {
     "checkpoint_content": [json.dumps(sealed_description()).encode()],
     "history": [_HISTORY],
     "run_folder": [bytes([i]) + _RUN[name] for i, name in enumerate(RUN_FILES)],
-    "records": [b'{"trial": "a", "settings": {}, "environment": {}, "outcome": {"finished": true}}'],
+    "records": [b'{"trial": "a", "settings": {"lr": 0.1}, "environment": {}, "outcome": {"finished": true}}'],
     "measurement": [json.dumps({"candidates": {"serial": {"us": 3.5, "start_s": 0.0}}}).encode()],
     "flower_reply": [
         json.dumps(_FACTS).encode() + b"\x00\x00" + _npy(np.zeros(4, np.float32)),

@@ -1,20 +1,28 @@
 """Recipes of the paper: records, verdicts, tables, and one of them on real data."""
 
 import json
+import multiprocessing
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedagrac.cli.app import main
 from fedagrac.data.locating import locate
 from fedagrac.paper import RECIPES, Records, Trial, TrialRecord, run_trials, table1, table_models, table_variance
+from fedagrac.paper.__main__ import main as run_module
+from fedagrac.paper.grid import GridPoint, compare_rounds
 from fedagrac.paper.page import page
-from fedagrac.paper.recipe import compare_rounds
-from fedagrac.paper.runner import Deadline, run_simulations
+from fedagrac.paper.records import key_of
+from fedagrac.paper.runner import Deadline, StopAtTarget, first_round, run_simulations, smoothed
+from fedagrac.rounds.record import History
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ROOT.parent / "shared" / "paper" / "targets.toml"
+needs_records = pytest.mark.skipif(
+    not (ROOT / "reproduction").exists(), reason="the records are not part of the source distribution"
+)
 
 
 def outcome(rounds, reached, finished=True):
@@ -22,43 +30,45 @@ def outcome(rounds, reached, finished=True):
 
 
 def test_a_record_belongs_to_its_settings(tmp_path):
-    records = Records(tmp_path)
+    store = Records(tmp_path)
     trial = Trial("a/b c", {"lr": 0.1, "data": {"name": "x"}})
-    assert records.get("table1", trial) is None
-    records.put("table1", trial, outcome(3, 2), {"torch": "2"})
-    found = records.get("table1", Trial("a/b c", {"data": {"name": "x"}, "lr": 0.1}))  # the order does not matter
-    assert found.outcome["rounds_to_target"] == 2
-    assert records.get("table1", Trial("a/b c", {"lr": 0.2, "data": {"name": "x"}})) is None
-    records.path("table1", trial).write_text('{"trial": ')
-    assert records.get("table1", trial) is None
+    assert store.get("table1", trial) is None
+    store.put("table1", trial, outcome(3, 2), {"torch": "2"})
+    record = store.get("table1", Trial("a/b c", {"data": {"name": "x"}, "lr": 0.1}))  # the order does not matter
+    assert record.outcome["rounds_to_target"] == 2
+    assert (record.trial, record.environment) == ("a/b c", {"torch": "2"})
+    assert store.get("table1", Trial("renamed", trial.settings)) == record  # the settings alone decide
+    assert store.get("table1", Trial("a/b c", {"lr": 0.2, "data": {"name": "x"}})) is None
+    store.path("table1").write_text('{"trial": ')
+    assert store.get("table1", trial) is None
 
 
 def test_what_is_recorded_is_not_run_again_and_what_was_cut_off_is(tmp_path):
-    records, ran = Records(tmp_path), []
+    store, ran = Records(tmp_path), []
     trials = [Trial(name, {"name": name}) for name in "abc"]
-    records.put("r", trials[0], outcome(5, 5), {})
-    records.put("r", trials[1], outcome(5, None, finished=False), {})
+    store.put("r", trials[0], outcome(5, 5), {})
+    store.put("r", trials[1], outcome(5, None, finished=False), {})
 
     def run(group, deadline):
         ran.extend(settings["name"] for settings in group)
         return [outcome(9, 9) for _ in group]
 
-    assert run_trials("r", trials, records, run)
+    assert run_trials("r", trials, store, run)
     assert ran == ["b", "c"]
-    assert run_trials("r", trials, records, run)
+    assert run_trials("r", trials, store, run)
     assert ran == ["b", "c"]
-    assert [records.get("r", trial).outcome["rounds"] for trial in trials] == [5, 9, 9]
+    assert [store.get("r", trial).outcome["rounds"] for trial in trials] == [5, 9, 9]
 
 
 def test_the_time_budget_ends_cleanly(tmp_path):
-    records = Records(tmp_path)
+    store = Records(tmp_path)
     trials = [Trial(name, {"name": name}) for name in "ab"]
 
     def run(group, deadline):
         return [outcome(4, None, finished=False) for _ in group]  # the clock ran out in the middle
 
-    assert not run_trials("r", trials, records, run, time_budget=1000)
-    assert not records.get("r", trials[0]).finished
+    assert not run_trials("r", trials, store, run, time_budget=1000)
+    assert not store.get("r", trials[0]).finished
     nothing = Records(tmp_path / "new")
     assert not run_trials("r", trials, nothing, run, time_budget=-1)
     assert nothing.get("r", trials[0]) is None
@@ -69,7 +79,7 @@ def test_the_time_budget_ends_cleanly(tmp_path):
     [
         ((56, 56), (83, 83), "holds"),
         ((83, 83), (56, 56), "does not hold"),
-        ((55, 55), (55, 55), "does not hold"),
+        ((55, 55), (55, 55), "not decided"),
         ((56, 56), (200, None), "holds"),
         ((200, None), (56, 56), "does not hold"),
         ((200, None), (200, None), "not decided"),
@@ -78,9 +88,157 @@ def test_the_time_budget_ends_cleanly(tmp_path):
     ],
 )
 def test_verdicts(a, b, verdict):
+    """Two seeds that agree decide, one does not."""
     runs = [TrialRecord("x", {}, outcome(*numbers), {}) for numbers in (a, b)]
-    assert compare_rounds("fewer", *runs).verdict == verdict
-    assert compare_rounds("fewer", None, runs[1]).verdict == "not decided"
+    assert compare_rounds("fewer", *[GridPoint("s", (run, run)) for run in runs]).verdict == verdict
+    assert compare_rounds("fewer", *[GridPoint("s", (run,)) for run in runs]).verdict == "not decided"
+    assert compare_rounds("fewer", None, GridPoint("s", (runs[1],))).verdict == "not decided"
+
+
+def seeds(*reached, limit=200, **options):
+    """A setting's runs with the seeds 0, 1, ... that took so many rounds to their target."""
+    outcomes = [outcome(limit if rounds is None else rounds, rounds) for rounds in reached]
+    runs = [TrialRecord("x", {"seed": i}, one, {}) for i, one in enumerate(outcomes)]
+    return GridPoint("s", tuple(runs), **options)
+
+
+def test_rounds_are_compared_seed_by_seed():
+    """Seeds may differ more than settings do."""
+    apart = compare_rounds("fewer", seeds(50, 80, 60), seeds(60, 91, 69))
+    assert apart.verdict == "holds"
+    means = "63.3 +- 37.9 (3 seeds) against 73.3 +- 39.6 (3 seeds)"
+    assert apart.numbers == f"{means}: difference 10 [7.52, 12.5], p = 0.0033, 3 seeds"
+    close = compare_rounds("fewer", seeds(50, 80, 60), seeds(60, 70, 65))
+    assert close.verdict == "not decided"
+    assert "seeds would decide" in close.numbers
+    assert compare_rounds("fewer", seeds(50, 60, 70), seeds(None, None, None)).verdict == "holds"
+    assert compare_rounds("fewer", seeds(None, None), seeds(None, None)).verdict == "not decided"
+
+
+def test_the_seed_that_chose_a_setting_does_not_judge_it():
+    lucky, other = seeds(10, 60, 61, rivals=3), seeds(50, 50, 51)
+    assert compare_rounds("fewer", lucky, other).verdict == "does not hold"
+    assert compare_rounds("fewer", seeds(10, 60, rivals=3), seeds(50, 50)).numbers.endswith("one seed")
+
+
+def test_curves_are_smoothed_before_the_target_is_read():
+    curve = [0.1, 0.2, 0.71, 0.3, 0.69, 0.70, 0.71, 0.70, 0.72]
+    assert smoothed(curve, 1) == curve
+    assert smoothed(curve, 5) == pytest.approx(
+        np.convolve(curve, np.ones(5), "same") / [3, 4, 5, 5, 5, 5, 5, 4, 3]
+    )
+    assert (first_round(curve, 0.7), first_round(curve, 0.7, 5)) == (3, 7)
+    assert first_round(curve, 0.9, 5) is None
+
+
+class FakeRun:
+    """What callbacks see of a run."""
+
+    def __init__(self):
+        self.history, self.reason = History(), None
+
+    def stop(self, reason):
+        self.reason = reason
+
+
+def test_a_run_ends_half_a_window_after_the_smoothed_target():
+    curve = [0.1, 0.2, 0.71, 0.3, 0.69, 0.70, 0.71, 0.70, 0.72, 0.73, 0.74]
+    run, stop = FakeRun(), StopAtTarget(0.7, 5)
+    for number, accuracy in enumerate(curve, 1):
+        run.history.append({"round": number, "test_accuracy": accuracy})
+        stop.on_round(run, run.history[-1])
+        if run.reason:
+            break
+    reached = first_round(run.history.column("test_accuracy"), 0.7, 5)
+    assert (number, reached) == (9, 7)
+    assert reached == first_round(curve, 0.7, 5)
+
+
+def test_records_are_sorted_lines_with_environments_by_key(tmp_path):
+    store = Records(tmp_path)
+    for name in "bac":
+        store.put("r", Trial(name, {"name": name}), outcome(5, 5), {"torch": "2" if name == "c" else "1"})
+    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert [line["trial"] for line in lines] == ["a", "b", "c"]
+    environments = json.loads((tmp_path / "environments.json").read_text())
+    assert [environments[line["environment"]] for line in lines] == [
+        {"torch": "1"},
+        {"torch": "1"},
+        {"torch": "2"},
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "environments.json", "r.jsonl"]
+
+
+def test_a_line_that_is_no_record_is_kept(tmp_path):
+    store = Records(tmp_path)
+    store.put("r", Trial("a", {"n": 1}), outcome(5, 5), {})
+    with open(tmp_path / "r.jsonl", "ab") as file:
+        file.write(b'<<<<<<< \xff\n{"trial": "z", "settings": {}, "outcome": {}, "environment": "unknown"}\n')
+    assert len(store.all("r")) == 1
+    store.put("r", Trial("b", {"n": 2}), outcome(5, 5), {})
+    assert len(store.all("r")) == 2
+    assert (tmp_path / "r.jsonl").read_bytes().splitlines()[2] == b"<<<<<<< \xff"
+
+
+def test_two_stores_of_one_folder_lose_nothing(tmp_path):
+    one, other = Records(tmp_path), Records(tmp_path)
+    assert one.all("r") == other.all("r") == {}
+    one.put("r", Trial("a", {"n": 1}), outcome(5, 5), {})
+    other.put("r", Trial("b", {"n": 2}), outcome(5, 5), {})
+    assert len(one.all("r")) == len(other.all("r")) == 2
+
+
+def put_many(folder, names):
+    for name in names:
+        Records(folder).put("r", Trial(name, {"name": name}), outcome(5, 5), {})
+
+
+def test_two_processes_of_one_folder_lose_nothing(tmp_path):
+    context = multiprocessing.get_context("fork")
+    names = [[f"{letter}{i}" for i in range(20)] for letter in "ab"]
+    processes = [context.Process(target=put_many, args=(tmp_path, some)) for some in names]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert {record.trial for record in Records(tmp_path).all("r").values()} == {*names[0], *names[1]}
+
+
+def test_folders_of_records_are_merged(tmp_path, capsys):
+    here, there = Records(tmp_path / "here"), Records(tmp_path / "there")
+    trials = [Trial(name, {"name": name}) for name in "abcd"]
+    here.put("r", trials[0], outcome(5, 5), {"torch": "1"})
+    here.put("r", trials[1], outcome(5, None, finished=False), {})
+    here.put("r", trials[3], outcome(7, None, finished=False), {})
+    there.put("r", trials[0], outcome(9, 9), {})  # not taken: there is one already
+    there.put("r", trials[1], outcome(9, 9), {"torch": "2"})
+    there.put("s", trials[2], outcome(3, 3), {"torch": "3"})
+    there.put("r", trials[3], outcome(6, None, finished=False), {})  # not taken: it is shorter
+    run_module(["merge", str(there.folder), str(here.folder)])
+    assert "2 records" in capsys.readouterr().out
+    assert [here.get("r", trial).outcome["rounds"] for trial in (trials[0], trials[1], trials[3])] == [5, 9, 7]
+    assert here.get("s", trials[2]).environment == {"torch": "3"}
+    assert here.merge(there) == 0
+    with pytest.raises(SystemExit):
+        run_module(["merge", str(tmp_path / "nowhere"), str(here.folder)])
+    assert "expected a folder with records" in capsys.readouterr().err
+
+
+@needs_records
+def test_the_repository_holds_every_record_ever_made():
+    kept = Records(ROOT / "reproduction")
+    least = {
+        "figure-estimators": 50, "figure-lambda": 44, "figure-lr-lambda": 180, "figure-pretest": 96,
+        "figure-time": 126, "table-variance": 12, "table1": 16,
+    }  # fmt: skip
+    for recipe, number in least.items():
+        records = kept.all(recipe)
+        assert len(records) >= number
+        assert len(records) == len(kept.path(recipe).read_text().splitlines())
+        for key, record in records.items():
+            assert key == key_of(record.settings)
+            assert record.environment["torch"]
+            assert record.outcome["rounds"] >= 1
 
 
 @pytest.mark.skipif(not TARGETS.exists(), reason="the paper's figures as data are not beside this checkout")
@@ -113,8 +271,9 @@ def test_every_recipe_has_settings_at_every_scale():
         assert recipe.assumptions
 
 
+@needs_records
 def test_the_page_in_the_docs_is_that_of_the_records():
-    assert (ROOT / "docs" / "reproduction.md").read_text() == page(Records(ROOT / "docs" / "reproduction"))
+    assert (ROOT / "docs" / "reproduction.md").read_text() == page(Records(ROOT / "reproduction"))
 
 
 @pytest.mark.skipif(locate("fashion-mnist") is None, reason="Fashion-MNIST is not here: fedagrac data fetch")
@@ -122,13 +281,24 @@ def test_table1_cut_down_on_real_data(tmp_path, capsys):
     """Equal data: logistic regression reaches 76 % (round 7). The second call runs nothing."""
     for _ in range(2):
         with pytest.raises(SystemExit) as done:
-            main(["reproduce", "table1", "--only", "lr/neither", "--out", str(tmp_path / "kept"), "--json"])
+            main(
+                [
+                    "reproduce",
+                    "table1",
+                    "--only",
+                    "lr-0.001/iid/constant",
+                    "--out",
+                    str(tmp_path / "kept"),
+                    "--json",
+                ]
+            )
         assert done.value.code == 0
         (printed,) = json.loads(capsys.readouterr().out)
-        ours = printed["table"][0]["lr to 76% ours / paper"]
+        (row,) = [r for r in printed["table"] if (r["data"], r["local steps"]) == ("iid", "K = 100")]
+        ours = row["lr eta 0.001 to 76% ours / paper"]
         assert ours.endswith("/ 2")
         assert int(ours.split()[0]) in range(5, 11)
-    assert len(list((tmp_path / "kept").rglob("*.json"))) == 1
+    assert len((tmp_path / "kept" / "table1.jsonl").read_text().splitlines()) == 1
     assert {claim["verdict"] for claim in printed["claims"]} == {"not decided"}
 
 
@@ -140,7 +310,7 @@ def test_wrong_names_are_said(capsys):
         assert "expected" in capsys.readouterr().err
 
 
-def test_cells_that_differ_in_the_algorithm_alone_run_side_by_side(tmp_path):
+def test_trials_that_differ_in_the_algorithm_alone_run_side_by_side(tmp_path):
     asked = []
 
     def settings(model, lr, seed=0):
@@ -157,8 +327,8 @@ def test_cells_that_differ_in_the_algorithm_alone_run_side_by_side(tmp_path):
     assert run_trials("r", trials, Records(tmp_path), run, seen=lambda: seen.append(1))
     assert asked == [[0, 2, 4], [1, 3], [0], [1]]  # large models one after another
     assert len(seen) == 4
-    records = Records(tmp_path)
-    assert [records.get("r", trial).outcome["together"] for trial in trials] == [3, 2, 3, 2, 3, 1, 1]
+    store = Records(tmp_path)
+    assert [store.get("r", trial).outcome["together"] for trial in trials] == [3, 2, 3, 2, 3, 1, 1]
 
 
 @pytest.mark.skipif(locate("a9a") is None, reason="a9a is not here: fedagrac data fetch")

@@ -8,31 +8,31 @@ from fedagrac.paper.figure_pretest import ALGORITHMS, PROBLEMS, Trip, run_path
 from fedagrac.paper.runner import Deadline
 
 RECIPE = RECIPES["figure-pretest"]
-GOALS = {panel: figure_pretest._minimiser(problem) for panel, problem in PROBLEMS.items()}
+GOALS = {panel: figure_pretest.minimiser(problem) for panel, problem in PROBLEMS.items()}
 
 
-def records(turn, names=tuple(ALGORITHMS)):
+def made_up(turn, names=tuple(ALGORITHMS)):
     """Every path goes to its minimiser in two legs; turn says how far aside the first one ends, by algorithm."""
-    found = {}
+    records = {}
     for trial in RECIPE.trials("quick"):
         panel, name = trial.name.split("-start")[0], trial.name.split("/")[1]
         start, goal = np.array(trial.settings["start"]), GOALS[panel]
         way = goal - start
         middle = start + way / 2 + turn.get(name, 0.0) * np.array([-way[1], way[0]])
         if name in names:
-            found[trial.name] = TrialRecord(
+            records[trial.name] = TrialRecord(
                 trial.name, {}, {"path": [start.tolist(), middle.tolist(), goal.tolist()]}, {}
             )
-    return found
+    return records
 
 
-def verdicts(found):
-    return {v.claim: v for v in RECIPE.claims(found)}
+def verdicts(records):
+    return {v.claim: v for v in RECIPE.claims(records)}
 
 
 @pytest.mark.parametrize("panel", PROBLEMS)
 def test_the_minimiser_is_that_of_least_squares(panel):
-    clients = figure_pretest._points(PROBLEMS[panel])
+    clients = figure_pretest.client_points(PROBLEMS[panel])
     x, y = np.concatenate([x for x, _ in clients]), np.concatenate([y for _, y in clients])
     assert GOALS[panel] == pytest.approx(np.polyfit(x, y, 1))
     for (x, y), a, b in zip(clients, PROBLEMS[panel]["slopes"], PROBLEMS[panel]["intercepts"], strict=True):
@@ -47,26 +47,26 @@ def test_a_path_is_measured_in_parts_of_its_way():
 
 
 def test_the_claim_holds_where_only_fedagrac_is_straight():
-    found = verdicts(records(dict.fromkeys(ALGORITHMS, 0.2) | {"fedagrac": 0.01}))
-    assert {v.verdict for v in found.values()} == {"holds"}
-    assert "20.00% off" in found["same-x: fednova does not keep the direction to the minimiser"].numbers
+    said = verdicts(made_up(dict.fromkeys(ALGORITHMS, 0.2) | {"fedagrac": 0.01}))
+    assert {v.verdict for v in said.values()} == {"holds"}
+    assert "20.00% off" in said["same-x: fednova does not keep the direction to the minimiser"].numbers
 
 
 def test_the_claim_does_not_hold_where_another_is_straight_too():
-    found = verdicts(records(dict.fromkeys(ALGORITHMS, 0.2) | {"fedagrac": 0.01, "fedlin": 0.0}))
-    only = found["shifted-x: of the five only FedaGrac keeps it"]
+    said = verdicts(made_up(dict.fromkeys(ALGORITHMS, 0.2) | {"fedagrac": 0.01, "fedlin": 0.0}))
+    only = said["shifted-x: of the five only FedaGrac keeps it"]
     assert (only.verdict, only.numbers) == ("does not hold", "kept by fedlin, fedagrac")
-    assert found["shifted-x: fedlin does not keep the direction to the minimiser"].verdict == "does not hold"
+    assert said["shifted-x: fedlin does not keep the direction to the minimiser"].verdict == "does not hold"
 
 
 def test_one_missing_start_decides_nothing():
-    there = records({})
-    del there["same-x-start3/fedagrac"]
-    found = verdicts(there)
-    assert found["same-x: fedagrac keeps the direction to the minimiser"].verdict == "not decided"
-    assert found["same-x: of the five only FedaGrac keeps it"].verdict == "not decided"
-    assert found["shifted-x: fedagrac keeps the direction to the minimiser"].verdict == "holds"
-    rows = {row[:2]: row[2:] for row in RECIPE.table(there, "quick").rows}
+    paths = made_up({})
+    del paths["same-x-start3/fedagrac"]
+    said = verdicts(paths)
+    assert said["same-x: fedagrac keeps the direction to the minimiser"].verdict == "not decided"
+    assert said["same-x: of the five only FedaGrac keeps it"].verdict == "not decided"
+    assert said["shifted-x: fedagrac keeps the direction to the minimiser"].verdict == "holds"
+    rows = {row[:2]: row[2:] for row in RECIPE.table(paths, "quick").rows}
     assert rows["same-x", "fedagrac"] == ("-",) * 4
     assert rows["shifted-x", "fedagrac"] == ("0.00%",) * 4
 
@@ -79,7 +79,7 @@ def test_one_round_of_fedavg_is_that_of_numpy():
     trial = next(c for c in RECIPE.trials("quick") if c.name == "shifted-x-start0/fedavg")
     outcome = run_path({**trial.settings, "rounds": 1}, Deadline(None))
     models = []
-    for (x, y), steps in zip(figure_pretest._points(trial.settings["problem"]), [2, 5, 20], strict=True):
+    for (x, y), steps in zip(figure_pretest.client_points(trial.settings["problem"]), [2, 5, 20], strict=True):
         a, b = trial.settings["start"]
         for _ in range(steps):
             error = a * x + b - y
@@ -101,7 +101,7 @@ def test_fedagrac_arrives_and_fedavg_does_not():
 
 
 def test_the_picture_has_a_path_for_every_algorithm():
-    figure = RECIPE.picture(records({"fedavg": 0.3}), "quick")
+    figure = RECIPE.picture(made_up({"fedavg": 0.3}), "quick")
     for axes in figure.axes[2:]:
         assert len(axes.get_lines()) == len(ALGORITHMS)
     words = {text.get_text() for text in figure.axes[0].texts}

@@ -315,7 +315,7 @@ def test_the_history_of_a_checkpoint_of_many_rounds_is_not_made_up():
 
 def test_records_and_measurements_that_are_none():
     records, trial = Records("records"), Trial("a", {})
-    path = records.path("r", trial)
+    path = records.path("r")
     path.parent.mkdir(parents=True)
     for content in (b"[" * 9999, b'{"trial": 1, "settings": 2, "outcome": 3, "environment": 4}', b"\xff"):
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Who holds which samples: ways of splitting one data set over M clients.
+"""Partitions: ways of splitting one data set over M clients.
 
 A partition takes the labels and returns `Shares`: each client's sample numbers. Every client gets at least one
 sample; the same seed gives the same split.
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Shares(Protocol):
-    """Who holds which samples: sizes of all clients, and one client's sample numbers at a time."""
+    """The shares of a split: the sizes of all clients, and one client's sample numbers at a time."""
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -48,7 +48,7 @@ class Shares(Protocol):
 
 
 class StoredShares:
-    """Shares written out: one flat array of sample numbers, 4 bytes each where they fit.
+    """Shares stored as one flat array of sample numbers, 4 bytes each where they fit.
 
     Examples:
         >>> shares = StoredShares([np.array([4, 7]), np.array([1])])
@@ -69,7 +69,7 @@ class StoredShares:
 
 
 class DrawnShares:
-    """Shares that are drawn anew, from their own stream, whenever they are asked for: they cost no memory."""
+    """Shares that are drawn again from their own stream whenever they are read, so they need no memory."""
 
     def __init__(self, samples: int, clients: int, size: int, seed: int) -> None:
         self.samples, self.size, self.seed = samples, size, seed
@@ -86,7 +86,7 @@ class Partition(ABC):
 
     @abstractmethod
     def split(self, labels: Labels, clients: int, seed: int) -> Shares:
-        """Return who holds which samples."""
+        """Return the clients' shares."""
 
 
 def _check(labels: Labels, clients: int) -> None:
@@ -97,7 +97,7 @@ def _check(labels: Labels, clients: int) -> None:
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """A random split into equal shares (sizes differ by one at most); every sample exactly once.
+    """Split at random into equal shares, whose sizes differ by one at most; every sample is used exactly once.
 
     Examples:
         >>> IID().split(np.zeros(10, np.int64), clients=3, seed=0).sizes.tolist()
@@ -113,17 +113,18 @@ class IID(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """For every class, the clients' shares are drawn from Dirichlet(alpha); every sample exactly once.
+    """Draw the clients' shares of every class from Dirichlet(alpha); every sample is used exactly once.
 
-    The paper's DP1 is Dirichlet(0.3). The smaller alpha, the more unequal the labels and the sizes. A draw that
-    leaves a client with fewer than `least` samples is repeated as a whole (the repeat-until rule of the authors'
-    code, which asks for as many samples as there are classes); where 1000 draws do not do, the clients that are
-    short receive samples from the largest ones, so that every client is non-empty for any alpha.
+    A smaller alpha makes labels and sizes more unequal. The whole draw is repeated until every client holds at
+    least `least` samples. If 1000 draws fail, clients that are short receive samples from the largest ones, so
+    every client holds `least` samples for any alpha. The paper's DP1 is Dirichlet(0.3); its authors draw it with
+    balance=True and least = the number of classes.
 
     Attributes:
+        alpha: the concentration of the Dirichlet distribution.
         least: the fewest samples a client may hold.
-        balance: a client that already holds its equal share n / M gets nothing of the classes that follow, as in
-            the authors' code; sizes are then less unequal than the Dirichlet draws.
+        balance: whether a client that holds its equal share n / M gets nothing of the classes that follow. A
+            client then holds at most n / M samples and one class more.
 
     Examples:
         >>> shares = Dirichlet(0.3).split(np.repeat(np.arange(10), 100), clients=20, seed=0)
@@ -177,16 +178,17 @@ class Dirichlet(Partition):
 
 
 def _among(proportions: npt.NDArray[np.float64], waiting: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """Return the proportions of the waiting clients, scaled to a sum of 1; equal ones where the draw gives none."""
+    """Return the proportions of the waiting clients, scaled to a sum of 1; equal ones if the draw gave none."""
     left = proportions * waiting
     if not left.sum() > 0:  # a very small alpha gives everything to one client, which may be full
         left = waiting.astype(np.float64)
-    return left / left.sum()
+    scaled: npt.NDArray[np.float64] = left / left.sum()
+    return scaled
 
 
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Every client holds `classes` different classes and as many samples as every other client.
+    """Give every client `classes` different classes and as many samples as every other client.
 
     The paper's DP2 is Shards(5). The data are cut into M * classes shards of one size and one class each; the
     size is the largest for which enough shards exist, and the samples left over are used by nobody (none are
@@ -218,7 +220,7 @@ class Shards(Partition):
         members = [generator.permutation(np.flatnonzero(labels == kind)) for kind in kinds]
         dealt: Pieces = []
         for _ in range(clients):
-            # the classes with most shards left, ties at random: never leaves a client short (Gale-Ryser)
+            # take the classes with most shards left, ties at random: no client is left short (Gale-Ryser)
             chosen = np.lexsort((generator.random(len(kinds)), -left))[: self.classes]
             pieces = []
             for c in chosen:
@@ -252,7 +254,7 @@ class Shards(Partition):
 
 @dataclass(frozen=True)
 class Resample(Partition):
-    """Every client draws its own `size` samples, with replacement, from the whole data set.
+    """Let every client draw its own `size` samples, with replacement, from the whole data set.
 
     There may be many more clients than samples. The draws are repeated from the seed whenever they are needed, so
     a million clients cost no index memory.
@@ -269,14 +271,14 @@ class Resample(Partition):
         count("size", self.size, most=MOST_CLIENTS)
 
     def split(self, labels: Labels, clients: int, seed: int) -> Shares:
-        """Name the draws."""
+        """Return shares that are drawn when they are read."""
         count("clients", clients, most=MOST_CLIENTS)
         return DrawnShares(len(labels), clients, self.size, seed)
 
 
 @dataclass(frozen=True, eq=False)
 class Natural(Partition):
-    """Clients given by a column of the data: one value per training sample, one client per value.
+    """Take clients from a column of the data: one value per training sample, one client per value.
 
     Clients are numbered in the sorted order of the values.
 
@@ -302,7 +304,7 @@ class Natural(Partition):
 
 @dataclass(frozen=True, eq=False)
 class Indices(Partition):
-    """Clients given as lists of sample numbers, which may overlap and need not cover the data.
+    """Take clients from lists of sample numbers, which may overlap and need not cover the data.
 
     Examples:
         >>> Indices([[0, 2], [1]]).split(np.zeros(3, np.int64), clients=2, seed=0).sizes.tolist()
@@ -315,9 +317,9 @@ class Indices(Partition):
         """Take the lists as they are."""
         if clients != len(self.lists):
             raise InputError("clients", clients, f"the number of index lists, {len(self.lists)}")
-        pieces = [np.asarray(own, np.int64) for own in self.lists]
-        for i, own in enumerate(pieces):
-            if len(own) and not (own.min() >= 0 and own.max() < len(labels)):
+        pieces = [np.asarray(numbers, np.int64) for numbers in self.lists]
+        for i, piece in enumerate(pieces):
+            if len(piece) and not (piece.min() >= 0 and piece.max() < len(labels)):
                 accepted = f"sample numbers from 0 to {len(labels) - 1}"
-                raise InputError(f"Indices[{i}]", f"{own.min()} to {own.max()}", accepted)
+                raise InputError(f"Indices[{i}]", f"{piece.min()} to {piece.max()}", accepted)
         return StoredShares(pieces)

@@ -91,8 +91,8 @@ def he_normal(convolution: nn.Conv2d) -> nn.Conv2d:
 def vgg19(classes: int = 10) -> nn.Module:
     """Return VGG-19 for CIFAR-10, 20.55 million parameters.
 
-    Convolutions start as in the authors' code (`he_normal`), because with torch's default start the signal vanishes:
-    logits differ by 3e-9 between inputs and the first convolution's gradient is about 2e-8. Dense layers start as
+    Convolutions start as in the authors' code (`he_normal`). With torch's default start the signal vanishes:
+    logits differ by 3e-9 between inputs, and the first convolution's gradient is about 2e-8. Dense layers start as
     torch makes them.
 
     Examples:

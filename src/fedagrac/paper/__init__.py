@@ -1,4 +1,4 @@
-"""The paper's tables and figures: settings as data, the paper's figures beside ours."""
+"""The paper's tables and figures: how to run them, and the paper's numbers beside ours."""
 
 from fedagrac.paper import (
     figure_estimators,

@@ -59,7 +59,8 @@ def run(arguments: Sequence[str]) -> None:
 def show(trials: list[Trial], records: list[TrialRecord]) -> None:
     """Print which trials begin (no records yet), or what they gave."""
     if trials and not records:
-        print(f"{trials[0].name} and {len(trials) - 1} others ...", flush=True)
+        others = f" and {len(trials) - 1} others" if len(trials) > 1 else ""
+        print(f"{trials[0].name}{others} ...", flush=True)
     for trial, record in zip(trials, records, strict=False):
         best, seconds = record.outcome["best"], record.outcome["seconds"]
         reached = "-" if best is None else f"{best:.4f}"  # a regression, or a run that diverged at once

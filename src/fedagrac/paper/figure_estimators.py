@@ -130,7 +130,7 @@ def _picture(records: TrialRecords, scale: Scale) -> Figure:
                     drawn += [] if point is None else _draw(axes, point, name)
                 axes.grid(alpha=0.25)
                 axes.spines[["top", "right"]].set_visible(False)
-            if drawn:  # the first climb is left out: it would flatten the rest
+            if drawn:  # leave out the first climb, which would flatten the rest
                 drawn.sort()
                 column[0].set_ylim(max(0.0, drawn[len(drawn) // 6] - 1), min(100.0, drawn[-1] + 1))
             column[0].set_title(f"{'LR' if model == 'lr' else '2-layer CNN'}, {STEPS[kind]}", fontsize=9)
@@ -150,7 +150,7 @@ def _draw(axes: Axes, point: GridPoint, name: str) -> list[float]:
     columns = list(zip(*curves, strict=False))  # the rounds that all seeds have
     x, mean = range(1, len(columns) + 1), [100 * sum(column) / len(column) for column in columns]
     look = look_of(name)
-    # thin lines over the thick one: they nearly coincide
+    # thin lines over the thick one, because they nearly coincide
     axes.plot(x, mean, **stroke(look) | {"lw": 0.6 * look.width, "zorder": 5 - look.width})
     if len(curves) > 1:
         low, high = [100 * min(c) for c in columns], [100 * max(c) for c in columns]

@@ -19,7 +19,7 @@ __all__ = ["RECIPE"]
 
 LAMBDAS = (0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 
-PAPER = {  # constant steps: accuracy in % and +-; of step asynchronism there is a plot without numbers
+PAPER = {  # constant steps: accuracy in % and +-; for step asynchronism the paper has a plot without numbers
     "lambda=0": (77.37, 0.8),
     "lambda=0.001": (77.23, 1.2),
     "lambda=0.005": (77.18, 0.9),

@@ -1,4 +1,4 @@
-"""The figure of the pretest: paths through the parameter space of one line that is fitted to the clients' lines.
+"""The figure of the pretest: paths in the parameter space of a line that is fitted to the clients' lines.
 
 Client i holds points around y = a_i x + b_i; the model is y = a x + b, the loss the mean squared error. Gradients
 are over all of a client's points, so every path is deterministic.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedagrac.rounds.loop import Run
     from fedagrac.rounds.record import RoundRecord
 
-__all__ = ["RECIPE"]
+__all__ = ["RECIPE", "Trip", "client_points", "minimiser", "run_path"]
 
 LINES = {"slopes": [3.0, 1.0, -2.0], "intercepts": [2.0, -3.0, 1.0], "points": 40, "noise": 0.3}
 
@@ -57,13 +57,13 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 ARRIVED = 0.01
-"""At the minimiser: within this part of the way from the start."""
+"""A path arrives if it ends within this part of its length from the minimiser."""
 
 STRAIGHT = 0.05
-"""In the direction of the minimiser: never farther from the line to it than this part of the way."""
+"""A path keeps the direction if it stays within this part of its length from the line to the minimiser."""
 
 
-def _points(problem: dict[str, Any]) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
+def client_points(problem: dict[str, Any]) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
     """Return each client's x and y."""
     generator = np.random.Generator(np.random.Philox(0))
     clients = []
@@ -80,16 +80,16 @@ def _least_squares(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> np
     return np.array([a, y.mean() - a * x.mean()])
 
 
-def _minimiser(problem: dict[str, Any]) -> npt.NDArray[np.float64]:
-    """Return the global minimiser; clients hold equally many points, so all points weigh the same."""
-    clients = _points(problem)
+def minimiser(problem: dict[str, Any]) -> npt.NDArray[np.float64]:
+    """Return the global minimiser. All points weigh the same, because clients hold equally many."""
+    clients = client_points(problem)
     return _least_squares(np.concatenate([x for x, _ in clients]), np.concatenate([y for _, y in clients]))
 
 
 def _start(problem: dict[str, Any], number: int) -> list[float]:
-    """Return one of the starts on the circle."""
+    """Return the start with this number on the circle."""
     angle = 2 * np.pi * (number + 0.5) / STARTS
-    start = _minimiser(problem) + RADIUS * np.array([np.cos(angle), np.sin(angle)])
+    start = minimiser(problem) + RADIUS * np.array([np.cos(angle), np.sin(angle)])
     return [float(v) for v in start.round(3)]
 
 
@@ -123,8 +123,8 @@ class _Path(Callback):
 
 
 def run_path(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None = None) -> dict[str, Any]:
-    """Run one algorithm from one start; return its path beside what every record keeps."""
-    clients = [(x[:, None], y[:, None]) for x, y in _points(settings["problem"])]
+    """Run one algorithm from one start, and return its outcome with its path."""
+    clients = [(x[:, None], y[:, None]) for x, y in client_points(settings["problem"])]
     model = nn.Linear(1, 1).double()
     with torch.no_grad():
         model.weight.fill_(settings["start"][0])
@@ -148,13 +148,13 @@ def run_path(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None
 
 @dataclass(frozen=True)
 class Trip:
-    """How one path went, in parts of the way from its start to the minimiser.
+    """Measures of a path, as parts of the distance from its start to the minimiser.
 
     Attributes:
-        left: how far the end is from the minimiser.
-        off: how far the path ever is from the line through start and minimiser.
-        past: how far it ever goes beyond the minimiser along that line.
-        stray: how far it ever is from the straight way, which ends at the minimiser: going past it counts.
+        left: the distance between its end and the minimiser.
+        off: its largest distance from the line through start and minimiser.
+        past: how far it goes beyond the minimiser along that line.
+        stray: its largest distance from the segment between start and minimiser, so that going past counts.
     """
 
     left: float
@@ -180,17 +180,17 @@ class Trip:
 
     @property
     def kept(self) -> bool:
-        """Whether it kept the direction and arrived."""
+        """Whether the path kept the direction and arrived."""
         return self.off < STRAIGHT and self.left < ARRIVED
 
 
 def _worst(records: TrialRecords, panel: str, name: str) -> Trip | None:
-    """Return the worst of an algorithm's paths in each respect; None unless all starts ran to an end."""
+    """Return the worst of an algorithm's paths in each measure, or None unless all starts are finished."""
     there = [records.get(f"{panel}-start{i}/{name}") for i in range(STARTS)]
     paths = [record.outcome["path"] for record in there if record is not None and record.finished]
     if len(paths) < STARTS:
         return None
-    trips = [Trip.of(np.array(path), _minimiser(PROBLEMS[panel])) for path in paths]
+    trips = [Trip.of(np.array(path), minimiser(PROBLEMS[panel])) for path in paths]
     return Trip(*(max(values) for values in zip(*map(astuple, trips), strict=True)))
 
 
@@ -228,7 +228,7 @@ def _claims(records: TrialRecords) -> list[Verdict]:
 
 
 def _picture(records: TrialRecords, scale: Scale) -> Figure:
-    """Draw paths from one start over the contours of the global loss, and the distances of all rounds below."""
+    """Draw paths from one start over contours of the global loss, and below them the distance round by round."""
     from fedagrac.report.pictures import add_legend, new_figure, paper_style, stroke
     from fedagrac.report.style import Look, look_of
 
@@ -239,12 +239,12 @@ def _picture(records: TrialRecords, scale: Scale) -> Figure:
         figure = new_figure(7.6, 5.9)
         above, below = figure.subplots(2, 2, height_ratios=(1.7, 1))
         for top, bottom, (panel, problem) in zip(above, below, PROBLEMS.items(), strict=True):
-            goal = _minimiser(problem)
+            goal = minimiser(problem)
             for name, look in looks.items():
                 record = records.get(f"{panel}-start{SHOWN}/{name}")
                 if record is not None:
                     path = np.array(record.outcome["path"])
-                    # thin lines over the thick one: some coincide
+                    # thin lines over the thick one, because some coincide
                     options = stroke(look) | {"zorder": 5 - look.width}
                     top.plot(path[:, 0], path[:, 1], marker="o", ms=2.2, **options)
                     bottom.plot(np.linalg.norm(path - goal, axis=1), **stroke(look))
@@ -263,7 +263,7 @@ def _picture(records: TrialRecords, scale: Scale) -> Figure:
 
 def _mark_places(axes: Axes, problem: dict[str, Any]) -> None:
     """Draw contours of the global loss, its minimiser, the clients' minimisers and the start."""
-    clients, goal = _points(problem), _minimiser(problem)
+    clients, goal = client_points(problem), minimiser(problem)
     minima = [_least_squares(x, y) for x, y in clients]
     marks = [
         (place, f"client {i}, K = {K}", "s") for i, (place, K) in enumerate(zip(minima, STEPS, strict=True), 1)
@@ -288,21 +288,20 @@ RECIPE = Recipe(
     name="figure-pretest",
     title="Paths in the parameter space: one line y = a x + b for three clients with lines of their own",
     assumptions=(
-        "the paper gives no numbers: 3 clients with 40 points each around y = 3x + 2, x - 3 and -2x + 1, K = 2, "
-        "5, 20, 40 rounds, eta = 0.05, full local gradients; FedLin's eta is multiplied by Kbar = 9 (its steps "
-        "are eta / K_i)",
-        "same-x: all clients' x lie evenly in [-1.7, 1.7], so that they differ by their lines alone and the "
-        "global loss is nearly round: its gradient points to the minimiser; shifted-x: in windows of one width "
-        "that shift, so that the clients' curvatures differ too. The second was run first; the first, the "
-        "closer reading of the paper, was added then",
-        "8 starts on a circle around the minimiser, so that no start decides; the picture shows one",
-        "the direction is kept by a path that ends within 1 % of the way from its start to the minimiser and is "
-        "never off the line between them by more than 5 % of it; going past the minimiser is not counted. That "
-        "is a choice, made after a first measure that counted it had FedaGrac stray most; the last column is "
-        "that measure",
-        "FedaGrac with lambda = 1 starts from the clients' gradients, as the paper says; SCAFFOLD from zeros, "
-        "as is usual, and beside it from gradients too (scaffold-full)",
-        "the same problem at every scale",
+        "the paper gives no numbers. Here 3 clients hold 40 points each around y = 3x + 2, x - 3 and -2x + 1 "
+        "and run K = 2, 5, 20 steps with eta = 0.05 and full local gradients, over 40 rounds. FedLin's eta is "
+        "multiplied by Kbar = 9, because its steps are eta / K_i",
+        "same-x: all clients' x lie evenly in [-1.7, 1.7], so the clients differ by their lines alone, and the "
+        "global gradient nearly points to the minimiser. shifted-x: each client's x lie in a window of its own, "
+        "so the clients' curvatures differ too. shifted-x was run first; same-x, the closer reading of the "
+        "paper, was added after its results had been seen",
+        "8 starts on a circle around the minimiser, so that no single start decides; the picture shows one",
+        "a path keeps the direction if it ends within 1 % of its length from the minimiser and is never more "
+        "than 5 % of its length off the line to it. Going past the minimiser does not count. This choice was "
+        "made after a first measure, which counted it and is the last column, had shown FedaGrac to stray most",
+        "FedaGrac with lambda = 1 starts from the clients' gradients, as the paper says. SCAFFOLD starts from "
+        "zeros, as is usual, and beside it from gradients too (scaffold-full)",
+        "the problem is the same at every scale",
     ),
     trials=_trials,
     table=_table,

@@ -44,7 +44,7 @@ COUNTS: dict[Scale, dict[str, Any]] = {
 }
 
 CLIENT = DeviceProfile("client", step_time=0.001, bandwidth_up=125e6, bandwidth_down=125e6)
-"""Every client: 1 ms a step, as the records' clock has it, and 1 Gbit/s each way."""
+"""Every client: 1 ms a step, as in the records, and 1 Gbit/s each way."""
 
 VECTORS = {"fedagrac": (2, 2), "fedavg": (1, 1), "fednova": (1, 1), "scaffold": (2, 2), "fedprox": (1, 1)}
 """Vectors down and up for the slowest client: it has the largest K, so in FedaGrac it sends its first gradient."""
@@ -82,7 +82,7 @@ def _trials(scale: Scale) -> list[Trial]:
 
 def _shared() -> list[Trial]:
     """Return the runs of table-variance that are shown here: each algorithm once, at eta = 0.03 with seed 0."""
-    firsts = {}
+    firsts: dict[str, Trial] = {}
     for trial in table_variance.RECIPE.trials("paper"):
         row, name, setting, seed = trial.name.split("/")
         if row == SHARED and name in ALGORITHMS and setting.startswith("lr=0.03") and seed == "seed0":
@@ -111,7 +111,7 @@ def times(record: TrialRecord) -> list[float]:
 
 
 def _curve(point: GridPoint) -> tuple[list[float], list[float]]:
-    """Return time and accuracy round by round, means over the seeds."""
+    """Return time and accuracy round by round, averaged over the seeds."""
     seconds = zip(*[times(record) for record in point.records], strict=False)
     accuracy = zip(*[record.outcome["accuracy"] for record in point.records], strict=False)
     pairs = list(zip(seconds, accuracy, strict=False))  # a round that diverged has no accuracy
@@ -156,7 +156,7 @@ def _table(records: TrialRecords, scale: Scale) -> Table:
 
 
 def _rounds(point: GridPoint) -> str:
-    """Return how many rounds were run, and whether that was the plan."""
+    """Return how many rounds were run, over how many seeds, and whether they were cut off."""
     rounds = min(record.outcome["rounds"] for record in point.records)
     if not all(record.finished for record in point.records):
         return f"{rounds} (cut off)"
@@ -197,9 +197,9 @@ def _gaps(chosen: dict[str, GridPoint | None]) -> dict[int, float]:
     finals = {
         name: {seed: run.outcome["final"] for seed, run in point.by_seed().items()}
         for name, point in chosen.items()
-        if point is not None
+        if point is not None and name != "scaffold-full"
     }
-    if len(finals) < len(ALGORITHMS):
+    if len(finals) < len(ALGORITHMS) - 1:
         return {}
     seeds = sorted(set.intersection(*[set(runs) for runs in finals.values()]))
     gaps = {}
@@ -252,7 +252,7 @@ def _mean_percent(values: list[float]) -> str:
 
 
 def _picture(records: TrialRecords, scale: Scale) -> Figure:
-    """Draw accuracy against simulated time, a panel for each that has records; a marker every 10 rounds."""
+    """Draw accuracy against simulated time in every panel that has records, with a marker every 10 rounds."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 

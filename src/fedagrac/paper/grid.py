@@ -15,9 +15,12 @@ from typing import Any
 from fedagrac.paper.intervals import Interval, p_value, seeds_to_decide
 from fedagrac.paper.recipe import TrialRecords, Verdict
 from fedagrac.paper.records import Trial, TrialRecord
+from fedagrac.paper.runner import first_round
 
 __all__ = [
     "GridPoint",
+    "agreed",
+    "at_target",
     "best",
     "compare_means",
     "compare_rounds",
@@ -75,10 +78,11 @@ def seeded(name: str, settings: Mapping[str, Any], seeds: Sequence[int]) -> list
         >>> seeded("cnn", {"data": {"seed": 1234}}, [7])[0].settings
         {'data': {'seed': 1234}, 'seed': 7}
     """
-    return [
-        Trial(f"{name}/seed{seed}", {**settings, "data": {"seed": seed, **settings["data"]}, "seed": seed})
-        for seed in seeds
-    ]
+    trials = []
+    for seed in seeds:
+        data = {**settings["data"], "seed": settings["data"].get("seed", seed)}
+        trials.append(Trial(f"{name}/seed{seed}", {**settings, "data": data, "seed": seed}))
+    return trials
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,23 @@ def grid_points(records: TrialRecords, name: str) -> list[GridPoint]:
     return [GridPoint(setting, tuple(runs)) for setting, runs in groups.items()]
 
 
+def at_target(point: GridPoint | None, target: float) -> GridPoint | None:
+    """Return the runs with the rounds they took to another target, read from their curves.
+
+    Examples:
+        >>> run = TrialRecord("a", {}, {"accuracy": [0.1, 0.5, 0.6], "rounds": 3, "rounds_to_target": None}, {})
+        >>> at_target(GridPoint("only", (run,)), 0.5).rounds()
+        '2'
+    """
+    if point is None:
+        return None
+    records = []
+    for record in point.records:
+        reached = first_round(record.outcome["accuracy"], target, record.settings.get("smooth", 1))
+        records.append(replace(record, outcome={**record.outcome, "rounds_to_target": reached}))
+    return replace(point, records=tuple(records))
+
+
 def final_accuracy(record: TrialRecord) -> float | None:
     """Return the accuracy over the last rounds; None for a run that diverged."""
     return _value(record, "final")
@@ -250,6 +271,23 @@ def judge(
     needed = seeds_to_decide(differences, threshold)
     note = "level" if needed is None else f"about {needed} seeds would decide"
     return Verdict(claim, "not decided", f"{numbers}; {note}")
+
+
+def agreed(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return what several seeds say of one claim: decided where two or more agree.
+
+    Examples:
+        >>> yes, no = Verdict("c", "holds", "5 of 6"), Verdict("c", "does not hold", "3 of 6")
+        >>> agreed([yes, yes]).verdict, agreed([yes, no]).verdict, agreed([yes])
+        ('holds', 'not decided', Verdict(claim='c', verdict='not decided', numbers='5 of 6: one seed'))
+    """
+    numbers = "; ".join(dict.fromkeys(verdict.numbers for verdict in verdicts))
+    first = verdicts[0]
+    if len(verdicts) == 1:
+        numbers += "" if first.verdict == "not decided" else ": one seed"
+        return Verdict(first.claim, "not decided", numbers)
+    same = all(verdict.verdict == first.verdict for verdict in verdicts)
+    return Verdict(first.claim, first.verdict if same else "not decided", f"{numbers}: {len(verdicts)} seeds")
 
 
 def paired_means(higher: GridPoint, lower: GridPoint) -> list[float]:

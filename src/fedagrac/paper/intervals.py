@@ -7,8 +7,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["Interval", "p_value", "seeds_to_decide", "student_quantile", "student_tail"]
 
@@ -34,7 +38,7 @@ def student_tail(t: float, freedom: int) -> float:
 
 
 @functools.cache
-def _gauss_legendre() -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _gauss_legendre() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     return np.polynomial.legendre.leggauss(256)
 
 

@@ -1,4 +1,4 @@
-"""What a recipe is: a table or figure of the paper, how to run it, and what the paper says of it."""
+"""Recipes: a table or figure of the paper, how to run it, and what the paper claims about it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Recipe", "Scale", "Table", "TrialRecords", "Verdict"]
 Scale = Literal["quick", "medium", "paper"]
 
 TrialRecords = Mapping[str, TrialRecord]
-"""The records there are, by the names of their trials."""
+"""Records by the names of their trials; trials that have not been run are missing."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Figures of the paper and ours, side by side, as text."""
+    """The paper's figures and ours side by side, as text."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -29,7 +29,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim of the paper holds in our runs, with the numbers that say so."""
+    """A claim of the paper, whether it holds in our runs, and the numbers behind that."""
 
     claim: str
     verdict: Literal["holds", "does not hold", "not decided"]
@@ -41,14 +41,14 @@ class Recipe:
     """One table or figure of the paper.
 
     Attributes:
-        name: as on the command line.
+        name: its name on the command line.
         title: what it shows.
-        assumptions: what the paper leaves open and how it is read here.
-        trials: the runs at a scale, in the order in which they are run.
-        table: ours beside the paper's, from the records there are.
-        claims: the paper's claims, judged by those records.
-        run: how trials that differ in the algorithm alone are run; None where nothing needs to run.
-        picture: ours (and the paper's figures where it gives numbers) as a picture; None for plain tables.
+        assumptions: how it reads what the paper leaves open.
+        trials: returns the runs at a scale, in the order in which they are run.
+        table: returns ours beside the paper's.
+        claims: returns the verdicts on the paper's claims.
+        run: runs trials that differ in the algorithm alone; None where nothing needs to run.
+        picture: draws ours, and the paper's where it gives numbers; None for plain tables.
     """
 
     name: str

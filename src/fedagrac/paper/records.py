@@ -1,7 +1,7 @@
 """Records: the outcomes of a recipe's runs, one line each in RECIPE.jsonl.
 
-A run that is recorded is not run again, so recipes can be stopped, continued, and filled in over days and machines.
-The lines are sorted by the trials' names. Environments, which many runs share, are in environments.json under short
+A recorded run is not run again, so recipes can be stopped, continued, and filled in over days and machines. The
+lines are sorted by the trials' names. Environments, which many runs share, are in environments.json under short
 keys.
 """
 
@@ -148,7 +148,7 @@ class Records:
             write_atomically(self.path(recipe), content.encode("utf-8", "surrogateescape"))
 
     def merge(self, other: Records) -> int:
-        """Take over the records of another folder that are missing here or unfinished; return how many those were."""
+        """Take over records of another folder that are missing or unfinished here, and return how many."""
         taken = 0
         for recipe in other.recipes():
             present = self.all(recipe)
@@ -203,9 +203,9 @@ def _record(line: str, environments: dict[str, dict[str, Any]]) -> TrialRecord |
     except (ValueError, KeyError, TypeError):
         return None
     environment = environments.get(place) if isinstance(place, str) else place
-    if not (isinstance(trial, str) and all(isinstance(part, dict) for part in (settings, outcome, environment))):
+    if not (isinstance(settings, dict) and isinstance(outcome, dict) and isinstance(environment, dict)):
         return None
-    return TrialRecord(trial, settings, outcome, environment)
+    return TrialRecord(str(trial), settings, outcome, environment)
 
 
 def _state(path: Path) -> tuple[int, int, int] | None:

@@ -1,4 +1,4 @@
-"""The three tables of architectures: parameters layer by layer, from the code."""
+"""The three tables of architectures: the parameters of our models layer by layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAPER = {  # trainable parameters: convolutions (VGG-19: per block), dense layer
 
 
 def _ours(name: str) -> tuple[list[int], list[int]]:
-    """Return the parameters of convolutions, for VGG-19 summed between pools, and of dense layers."""
+    """Return the parameters of the convolutions (for VGG-19 block by block) and of the dense layers."""
     convolutions, dense, block = [], [], 0
     for layer in models.build(name):  # type: ignore[attr-defined]
         count = sum(p.numel() for p in layer.parameters())
