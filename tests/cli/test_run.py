@@ -46,6 +46,14 @@ lr = 0.1
     return path
 
 
+def assert_refused(message, *arguments, capsys):
+    """Check that `fedagrac run` refuses its arguments with a message."""
+    code, _, err = command("run", *arguments, capsys=capsys)
+    assert code == 2
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err
+
+
 def test_the_default_runs_every_algorithm_and_leaves_a_run_folder(capsys):
     code, out, err = command("run", *SMALL, capsys=capsys)
     assert code == 0
@@ -258,10 +266,7 @@ def test_stop_target_is_used_in_the_table(tmp_path, capsys):
 )
 def test_bad_settings_exit_with_2_and_write_nothing(settings, message, capsys):
     arguments = [part for setting in settings for part in ("--set", setting)]
-    code, _, err = command("run", *arguments, capsys=capsys)
-    assert code == 2
-    assert message in " ".join(err.split())
-    assert "Traceback" not in err
+    assert_refused(message, *arguments, capsys=capsys)
     assert list(Path().iterdir()) == []
 
 
@@ -283,10 +288,7 @@ def test_bad_files_exit_with_2(content, message, tmp_path, capsys):
     path = tmp_path / "bad.toml"
     if content is not None:
         path.write_bytes(content)
-    code, _, err = command("run", str(path), capsys=capsys)
-    assert code == 2
-    assert message in " ".join(err.split())
-    assert "Traceback" not in err
+    assert_refused(message, str(path), capsys=capsys)
 
 
 def test_a_folder_that_holds_something_is_not_touched(tmp_path, capsys):
