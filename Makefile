@@ -1,55 +1,60 @@
-# make demo   set everything up and run the main job: nine algorithms on real data, a table, curves
-# make test   set everything up and run every check
-# make reproduce-quick   every table and figure of the paper on real data, cut down to minutes
-# make soak   long runs, many clients, large checkpoints: every promise of docs/reliability.md measured in full
-# make audit  look up every pinned version for known vulnerabilities (exit code 3 of .ci/audit.py: not possible here)
-# make bench  time every engine on this machine (make bench-peers: pfl-research and Flower, in their own environments)
+# make demo             install into .venv and run nine algorithms on real data: a table, curves, a report
+# make test             install into .venv and run every check
+# make lint             formatting, lint, types and the layers of the package
+# make reproduce-quick  every table and figure of the paper on real data, scaled down to minutes
+# make soak             long runs, many clients, large checkpoints: measures every promise of docs/reliability.md
+# make audit            look up every pinned version for known vulnerabilities (exit code 3: not all were looked up)
+# make bench            time every engine on this machine
+# make bench-peers      time pfl-research and Flower, each in its own environment
 PYTHON ?= python3
-BIN := .venv/bin
-# the variables pin what builds the package too, which pip installs apart from the rest (older and newer pip in turn)
-PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_BUILD_CONSTRAINT="$(CURDIR)/constraints.txt" \
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+# Every path is relative and every tool runs as `python -m`, so that the folder may have any name of any length.
+# pip splits the two variables at spaces; they pin the build requirements, in older and newer versions of pip.
+VENV_PYTHON := .venv/bin/python
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	$(VENV_PYTHON) -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .PHONY: demo install test lint docs reproduce-quick soak audit bench bench-peers clean
 
 demo: install
-	$(BIN)/fedagrac run
+	$(VENV_PYTHON) -m fedagrac run
 
 install: .venv/.installed
 
 test: .venv/.dev lint docs
-	$(BIN)/python -m pytest -n auto
+	$(VENV_PYTHON) -m pytest -n auto
 
 lint: .venv/.dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .
+	$(VENV_PYTHON) -m mypy
+	$(VENV_PYTHON) -c 'from importlinter.cli import lint_imports_command as lint; lint()' --no-cache --no-logo
 
 docs: .venv/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict --quiet
 
 reproduce-quick: install
-	$(BIN)/fedagrac reproduce all --scale quick --out runs/reproduce-quick
+	$(VENV_PYTHON) -m fedagrac reproduce all --scale quick --out runs/reproduce-quick
 
 soak: .venv/.fuzz
-	$(BIN)/python -m benchmarks.soak
+	$(VENV_PYTHON) -m benchmarks.soak
 
 audit:
-	$(PYTHON) .ci/audit.py
+	"$(PYTHON)" .ci/audit.py
 
 bench: install
-	$(BIN)/fedagrac bench --parts engines,clients,spread,size --out runs/bench
+	$(VENV_PYTHON) -m fedagrac bench --parts engines,clients,spread,size --out runs/bench
 
 bench-peers: install
-	$(BIN)/fedagrac bench pfl --out runs/bench-peers
-	$(BIN)/python benchmarks/peers/run.py --json runs/bench-peers/peers.json
-	$(BIN)/fedagrac bench pfl --out runs/bench-peers-again
+	$(VENV_PYTHON) -m fedagrac bench pfl --out runs/bench-peers
+	$(VENV_PYTHON) benchmarks/peers/run.py --json runs/bench-peers/peers.json
+	$(VENV_PYTHON) -m fedagrac bench pfl --out runs/bench-peers-again
 
 clean:
 	rm -rf .venv .audit .bench-peers site dist
 
 .venv/bin/python:
-	$(PYTHON) -m venv .venv
+	"$(PYTHON)" -m venv .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
 	@echo "installing fedagrac into .venv (a minute or two the first time)"

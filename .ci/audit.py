@@ -1,10 +1,10 @@
-"""Look every version of constraints.txt up for known vulnerabilities, with pip-audit in an environment of its own.
+"""Look up every version of constraints.txt for known vulnerabilities with pip-audit, in its own environment.
 
     make audit        (python3 .ci/audit.py)
 
-Exit codes: 0 all versions were looked up and none is known to be vulnerable, 1 some are, 3 not all were looked up.
-pip-audit itself says "no known vulnerabilities" of versions that the service has no answer for; here they count as
-not audited. Standard library only.
+Exit codes: 0 if all versions were looked up and none is known to be vulnerable, 1 if some are, 3 if not all were
+looked up. pip-audit reports "no known vulnerabilities" for versions that the service does not know; here they
+count as not audited. Uses the standard library only.
 """
 
 import json
@@ -18,49 +18,50 @@ FOLDER = ROOT / ".audit"
 NOT_AUDITED = 3
 
 
-def install() -> Path:
-    """Return pip-audit, installed unless these very versions are there already."""
-    tool, marker, wanted = FOLDER / "bin" / "pip-audit", FOLDER / "installed.txt", REQUIREMENTS.read_text()
-    if not (marker.exists() and marker.read_text() == wanted):
-        pip = [FOLDER / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+def install() -> list[str]:
+    """Install pip-audit unless the required versions are installed; return the command that runs it."""
+    python, marker, required = FOLDER / "bin" / "python", FOLDER / "installed.txt", REQUIREMENTS.read_text()
+    if not (marker.exists() and marker.read_text() == required):
+        pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
         subprocess.run([sys.executable, "-m", "venv", "--clear", FOLDER], check=True)
         subprocess.run([*pip, "-r", REQUIREMENTS], check=True)
-        marker.write_text(wanted)
-    return tool
+        marker.write_text(required)
+    return [str(python), "-m", "pip_audit"]
 
 
-def audit(tool: Path, versions: Path) -> tuple[int, list[str]]:
-    """Return the exit code and what to say."""
+def audit(command: list[str], versions: Path) -> tuple[int, list[str]]:
+    """Run pip-audit on a file of versions; return the exit code and the lines to print."""
     options = ["--no-deps", "--disable-pip", "--format", "json", "--progress-spinner", "off", "--timeout", "15"]
-    done = subprocess.run([tool, *options, "-r", versions], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *options, "-r", versions], capture_output=True, text=True, check=False)
     try:
-        found = json.loads(done.stdout)["dependencies"]
+        packages = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError):
         last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
         return NOT_AUDITED, [f"not audited: the vulnerability service cannot be reached ({last[:200]})"]
-    said = [
-        f"{one['name']} {one['version']}: {flaw['id']}, fixed in {', '.join(flaw['fix_versions']) or 'no version'}"
-        for one in found
-        for flaw in one.get("vulns", [])
+    flaws = [
+        f"{package['name']} {package['version']}: {flaw['id']}, "
+        f"fixed in {', '.join(flaw['fix_versions']) or 'no version'}"
+        for package in packages
+        for flaw in package.get("vulns", [])
     ]
-    skipped = [one["name"] for one in found if "skip_reason" in one]
-    asked = f"{len(found) - len(skipped)} of {len(found)} versions looked up"
-    if said:
-        return 1, [*said, f"{len(said)} known vulnerabilities; {asked}"]
-    if skipped or not found:
+    skipped = [package["name"] for package in packages if "skip_reason" in package]
+    count = f"{len(packages) - len(skipped)} of {len(packages)} versions looked up"
+    if flaws:
+        return 1, [*flaws, f"{len(flaws)} known vulnerabilities; {count}"]
+    if skipped or not packages:
         names = ", ".join(skipped[:5]) + (", ..." if len(skipped) > 5 else "")
-        return NOT_AUDITED, [f"not audited: the vulnerability service has no answer for {names}; {asked}"]
-    return 0, [f"no known vulnerabilities; {asked}"]
+        return NOT_AUDITED, [f"not audited: the vulnerability service has no answer for {names}; {count}"]
+    return 0, [f"no known vulnerabilities; {count}"]
 
 
 def main() -> int:
-    """Install, ask, say."""
+    """Install pip-audit, run it and print the result; return the exit code."""
     try:
-        tool = install()
+        command = install()
     except subprocess.CalledProcessError as error:
         print(f"not audited: pip-audit cannot be installed (exit code {error.returncode})")
         return NOT_AUDITED
-    code, lines = audit(tool, ROOT / "constraints.txt")
+    code, lines = audit(command, ROOT / "constraints.txt")
     print("\n".join(lines))
     return code
 

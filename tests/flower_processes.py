@@ -1,21 +1,23 @@
-"""A federation of real processes on loopback: one SuperLink and its SuperNodes, started here and stopped here."""
+"""Run a federation of real processes on loopback: one SuperLink and its SuperNodes."""
 
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import tomli_w
 
+import processes
 from fedagrac.flower.app import write_app
 
 BIN = Path(sys.executable).parent
+PATIENCE = 3600.0
+"""Seconds that the server waits for replies: no reply is late, however busy the machine is."""
 
 TASK = """
 import numpy as np
@@ -46,13 +48,13 @@ from federation import task
 
 
 def faults(message, context, call_next):
-    """Spoil replies as the run config says: a node that errs, one that hangs."""
-    fault, me = context.run_config["app.faults"], context.node_config["partition-id"]
-    place = me, int(message.metadata.group_id)
+    """Spoil replies if the run config asks for faults: some are nonsense, one never comes."""
+    fault, client = context.run_config["app.faults"], context.node_config["partition-id"]
+    place = client, int(message.metadata.group_id)
     training = message.metadata.message_type == "train.steps"
     if fault and training and place == (1, 2):
         Path(context.run_config["app.data"], "hanging").touch()
-        time.sleep(300)
+        time.sleep(3600)
     reply = call_next(message, context)
     if fault and training:
         vectors = reply.content["vectors"]
@@ -71,6 +73,7 @@ app = client_app(task.model, task.data, mods=[faults])
 
 
 def free_ports(number):
+    """Return port numbers that nobody uses."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:
@@ -78,29 +81,29 @@ def free_ports(number):
         return [one.getsockname()[1] for one in sockets]
 
 
-def descendants(pid):
-    """Return the processes that a process started, directly or not."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = [tuple(map(int, line.split())) for line in listed.splitlines()]
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents if parent == one]
-    return found[1:]
-
-
-def command_of(pid):
-    done = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return done.stdout
+def runs_command(process, command):
+    """Return whether a process runs a command of that name, whatever the path to it."""
+    try:
+        return any(Path(argument).name == command for argument in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Loopback:
-    """The processes of one federation, each in a process group of its own, and where their output goes."""
+    """The processes of one federation.
+
+    Attributes:
+        folder: the folder that holds the apps, the log of every process and the results of every run.
+        nodes: the number of SuperNodes.
+        keys: the folder with keys and certificates, or None for connections without TLS.
+        processes: the running processes by name, each the leader of its own process group.
+    """
 
     def __init__(self, folder, nodes, keys=None):
         self.folder, self.nodes, self.keys = Path(folder), nodes, keys
         self.ports = free_ports(nodes + 1)
         self.processes = {}
-        self.killed = []
+        self.killed_runs = []
         self.home = self.folder / "home"
         self.home.mkdir(parents=True)
         connection = {"address": f"127.0.0.1:{self.ports[0]}"}
@@ -117,11 +120,13 @@ class Loopback:
 
     @property
     def environment(self):
+        """The environment of every process; Flower finds the commands that it starts on PATH."""
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         return {**os.environ, **quiet, "PATH": path, "FLWR_HOME": str(self.home)}
 
     def start(self, name, *command):
+        """Start a command of Flower, with its output in a log."""
         with (self.folder / f"{name}.log").open("a") as log:
             self.processes[name] = subprocess.Popen(
                 [str(BIN / command[0]), *map(str, command[1:])],
@@ -133,21 +138,30 @@ class Loopback:
                 start_new_session=True,
             )
 
-    def stop(self, name, how=signal.SIGTERM):
-        """Stop a process and what it started, nothing else; the SuperLink's helpers leave its process group."""
+    def stop(self, name, first_signal=signal.SIGTERM):
+        """Stop a process and its descendants; the SuperLink's leave its process group."""
         process = self.processes.pop(name)
-        started = descendants(process.pid)
-        for sign in (how, signal.SIGKILL):
+        started = processes.descendants(process.pid)
+        for number in (first_signal, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, sign)
+                os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
-        assert process.poll() is not None
-        for pid in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        process.wait()
+        processes.kill_all(started)
+
+    def wait_for(self, condition):
+        """Wait until a condition holds; fail when the SuperLink ends or neither logs nor results change."""
+
+        def checked():
+            assert self.processes["link"].poll() is None, self.logs()
+            return condition()
+
+        observe = processes.contents_of(self.folder, "*.log", "*/history.jsonl", "*/status.json")
+        processes.wait_until(checked, observe, self.logs, pause=0.1)
 
     def start_link(self):
+        """Start the SuperLink and wait until it accepts connections."""
         safety = ["--insecure"]
         if self.keys is not None:
             safety = ["--enable-supernode-auth"]
@@ -158,14 +172,16 @@ class Loopback:
         self.start(
             "link", "flower-superlink", *safety, "--port", port, "--disable-runtime-dependency-installation"
         )
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
+
+        def accepts():
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                return
-            time.sleep(0.2)
-        raise AssertionError(self.logs())
+                return True
+            return False
+
+        self.wait_for(accepts)
 
     def start_node(self, i, config="", key=None):
+        """Start the SuperNode of client i."""
         safety = ["--insecure"]
         if self.keys is not None:
             safety = ["--root-certificates", self.keys / "ca.crt"]
@@ -176,11 +192,9 @@ class Loopback:
         )
 
     def flwr(self, *arguments):
-        command = [str(BIN / "flwr"), *map(str, arguments)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=90, env=self.environment, cwd=self.folder, check=False
-        )
-        return done.stdout + done.stderr
+        """Run a command of `flwr` and return its output."""
+        _, printed, errors = processes.run([BIN / "flwr", *arguments], env=self.environment, cwd=self.folder)
+        return printed + errors
 
     def run(self, name, **settings):
         """Submit a run whose results go to folder/name."""
@@ -191,8 +205,8 @@ class Loopback:
         common = {
             "clients": self.nodes,
             "batch_size": 10,
-            "round_seconds": 200.0,
-            "wait_seconds": 200.0,
+            "round_seconds": PATIENCE,
+            "wait_seconds": PATIENCE,
             "poll_seconds": 0.2,
             "out": str(self.folder / name),
             "app": {"data": str(self.folder), "faults": settings.pop("faults", False)},
@@ -202,39 +216,41 @@ class Loopback:
         self.submit(name)
 
     def submit(self, name):
-        said = self.flwr("run", self.folder / "apps" / name / "federation", "loopback")
-        assert "Successfully started run" in said, said + self.logs()
+        """Submit a run again."""
+        output = self.flwr("run", self.folder / "apps" / name / "federation", "loopback")
+        assert "Successfully started run" in output, output + self.logs()
 
-    def wait(self, *names, seconds):
-        """Wait for runs to end; their status in `flwr list` counts."""
-        end = time.monotonic() + seconds
-        while not all((self.folder / name / "status.json").exists() for name in names):
-            assert time.monotonic() < end, self.flwr("list") + self.logs()
-            time.sleep(0.5)
-        while True:
-            runs = json.loads(self.flwr("list", "--format", "json"))["runs"]
-            if all(run["status"] == "finished:completed" for run in runs if run["run-id"] not in self.killed):
-                return
-            assert time.monotonic() < end, json.dumps(runs) + self.logs()
+    def listed_runs(self):
+        """Return what `flwr list` says of every run."""
+        return json.loads(self.flwr("list", "--format", "json"))["runs"]
+
+    def wait(self, *names):
+        """Wait until runs have written their results and `flwr list` shows that all runs have completed."""
+        self.wait_for(lambda: all((self.folder / name / "status.json").exists() for name in names))
+        statuses = {}
+
+        def completed():
+            statuses.update({run["run-id"]: run["status"] for run in self.listed_runs()})
+            current = {statuses[run] for run in statuses if run not in self.killed_runs}
+            assert not {"finished:failed", "finished:stopped"} & current, self.logs()
+            return current == {"finished:completed"}
+
+        processes.wait_until(completed, lambda: dict(statuses), self.logs)
 
     def history(self, name):
+        """Return the rounds of a run so far."""
         file = self.folder / name / "history.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def kill_server(self, name, rounds, seconds):
-        """Kill the ServerApp of the only run there is, once it has done so many rounds."""
-        end = time.monotonic() + seconds
-        while len(self.history(name)) < rounds:
-            assert time.monotonic() < end, self.logs()
-            time.sleep(0.05)
-        servers = [pid for pid in descendants(self.processes["link"].pid) if "flwr-serverapp" in command_of(pid)]
+    def kill_server(self, name, rounds):
+        """Kill the ServerApp of the only run once it has done some rounds."""
+        self.wait_for(lambda: len(self.history(name)) >= rounds)
+        started = processes.descendants(self.processes["link"].pid)
+        servers = [process for process in started if runs_command(process, "flwr-serverapp")]
         assert servers, self.logs()
-        for pid in servers:
-            os.kill(pid, signal.SIGKILL)
-        self.killed += [run["run-id"] for run in json.loads(self.flwr("list", "--format", "json"))["runs"]]
+        processes.kill_all(servers)
+        self.killed_runs += [run["run-id"] for run in self.listed_runs()]
 
     def logs(self):
+        """Return the end of every log."""
         return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log")))
-
-    def remove_apps(self):
-        shutil.rmtree(self.folder / "apps", ignore_errors=True)

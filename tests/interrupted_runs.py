@@ -1,11 +1,11 @@
-"""Runs that are cut off and go on: every algorithm, engine, sampling mode, participation and step schedule."""
+"""Interrupt and resume runs: every algorithm, engine, sampling mode, participation and step schedule."""
 
 import itertools
 import signal
+from dataclasses import replace
 
 import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
-from fedagrac.callbacks import Callback, Checkpoints
 from fedagrac.storage.checkpoints import read_checkpoint
 
 ROUNDS, CLIENTS = 5, 5
@@ -32,13 +32,13 @@ ENGINES = {"serial": {"engine": "serial"}, "lanes": {"engine": "lanes", "compile
 
 
 def combinations(algorithms=None, engines=tuple(ENGINES)):
-    """Return every combination, as names."""
+    """Return every combination of names."""
     names = sorted(REGISTRY) if algorithms is None else algorithms
     return list(itertools.product(names, engines, SAMPLING, PARTICIPATION, SCHEDULES))
 
 
-class InterruptAfter(Callback):
-    """Sends this process Ctrl-C in the middle of taking a round in."""
+class InterruptAfter(fg.Callback):
+    """Sends Ctrl-C to this process while the callbacks of a round run."""
 
     def __init__(self, round):
         self.round = round
@@ -48,8 +48,8 @@ class InterruptAfter(Callback):
             signal.raise_signal(signal.SIGINT)
 
 
-class Rounds(Callback):
-    """Keeps the rounds so far, as history.jsonl does."""
+class Rounds(fg.Callback):
+    """Keeps the rounds done before an interruption, as history.jsonl does."""
 
     def on_interrupt(self, run):
         self.history = list(run.history)
@@ -62,18 +62,19 @@ class Problem:
         self.federation = fg.Federation.load("digits", clients=CLIENTS, partition=fg.Dirichlet(0.3))
         self.model = fg.models.build("logistic", features=64, classes=10)
 
-    def run(self, algorithm, how, sampling, participation, schedule, **options):
+    def run(self, algorithm, engine_name, sampling, participation, schedule, **options):
         return fg.simulate(
             self.model, self.federation, fg.algorithm(algorithm, lr=0.1), ROUNDS, steps=SCHEDULES[schedule],
             batch_size=None if sampling == "full" else 8, sampling=sampling.replace("full", "replacement"),
-            participation=PARTICIPATION[participation], **{"device": "cpu", **ENGINES.get(how, {}), **options},
+            participation=PARTICIPATION[participation],
+            **{"device": "cpu", **ENGINES.get(engine_name, {}), **options},
         )  # fmt: skip
 
     def run_in_two(self, folder, *combination, after=2, **options):
-        """Run until Ctrl-C after a round, then go on from the checkpoint that this leaves."""
+        """Interrupt a run after a round and resume it from its checkpoint; return the result."""
         rounds = Rounds()
-        callbacks = [rounds, Checkpoints(folder, every=1000), InterruptAfter(after)]
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
+        callbacks = [rounds, fg.Checkpoints(folder, every=1000), InterruptAfter(after)]
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore Ctrl-C
         try:
             self.run(*combination, callbacks=callbacks, **options)
         except KeyboardInterrupt:
@@ -84,12 +85,11 @@ class Problem:
             signal.signal(signal.SIGINT, before)
         stored = read_checkpoint(folder)
         assert stored.round == after == len(rounds.history)
-        again = {**options, "resume": type(stored)(**{**vars(stored), "history": rounds.history})}
-        return self.run(*combination, **again)
+        return self.run(*combination, **{**options, "resume": replace(stored, history=rounds.history)})
 
 
 def same(one, other):
-    """Say whether two runs are equal bit for bit, apart from the time they took."""
+    """Return whether two runs are bit-identical except for their wall times."""
     if not (one.vector == other.vector).all():
         return False
     timeless = [

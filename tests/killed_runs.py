@@ -1,13 +1,14 @@
-"""Kills `fedagrac run` with SIGKILL, at random moments and in the middle of writing, until it has finished.
+"""Kill `fedagrac run` with SIGKILL at random moments and in the middle of writing, until it has finished.
 
-A process of its own: it imports everything once and forks a child for every attempt, so that fifty deaths take
-seconds. Each child is the real command, `fedagrac run EXPERIMENT --resume --out DIR`. At the end the survivor is
-compared with a run that nobody killed.
+This process imports everything once and forks a child for every attempt, so that fifty kills take seconds. Each
+child is the real command, `fedagrac run EXPERIMENT --resume --out DIR`. At the end its results are compared with
+those of a run that was not killed.
 
     python tests/killed_runs.py DIR --kills 50
 """
 
 import argparse
+import builtins
 import json
 import os
 import random
@@ -20,10 +21,7 @@ from pathlib import Path
 import torch
 
 import fedagrac as fg
-from fedagrac import files as folders
-from fedagrac.callbacks import run_folder
-from fedagrac.cli import app as cli
-from fedagrac.storage import checkpoints
+from fedagrac.cli.app import main
 from fedagrac.storage.claims import LOCK, is_leftover
 
 RUNS = ("fedavg", "scaffold", "fedagrac")
@@ -55,8 +53,7 @@ name = "fedagrac"
 
 
 def import_everything():
-    """Load what the children need: a round, a table and the report's libraries."""
-
+    """Run a round, so that the children find every library imported."""
     fed = fg.Federation.load("digits", clients=4, partition=fg.Dirichlet(0.3))
     model = fg.models.build("logistic", features=64, classes=10)
     fg.simulate(model, fed, fg.FedaGrac(lr=0.1), rounds=1, steps=fg.Constant(1), engine="lanes", compile=False)
@@ -66,57 +63,63 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _nth(number):
-    """Return a function that does the number-th of the actions that it is given."""
-    left = iter(range(number, 0, -1))
-    return lambda action: action() if next(left, 0) == 1 else None
+class Countdown:
+    """Counts down with every call of `due`, which is true once."""
+
+    def __init__(self, number):
+        self.left = number
+
+    def due(self):
+        self.left -= 1
+        return self.left == 0
 
 
 def half_a_line(number):
     """Die with half of a round's line in history.jsonl."""
-    append, strikes = run_folder.append_round, _nth(number)
+    original, countdown = builtins.open, Countdown(number)
 
-    def torn(folder, record):
-        def strike():
-            text = run_folder.to_json(record)
-            with open(folder / "history.jsonl", "a") as history:
-                history.write(text[: len(text) // 2])
+    def torn(file, mode="r", *arguments, **options):
+        opened = original(file, mode, *arguments, **options)
+        if mode == "a" and Path(file).name == "history.jsonl" and countdown.due():
+            opened.write('{"round": 7, "test_accu')
+            opened.flush()
             die()
+        return opened
 
-        strikes(strike)
-        append(folder, record)
-
-    run_folder.append_round = torn
+    builtins.open = torn
 
 
-def half_a_file(number, which):
-    """Die with half of a temporary file on the disk: of a checkpoint, or of any file."""
-    sync = folders.sync
+def half_a_file(number, part_of_name):
+    """Die with half of a temporary file on the disk whose name contains a text."""
+    original_open, original_fsync = os.open, os.fsync
+    countdown, paths = Countdown(number), {}
 
-    def torn(path):
-        if path.name.startswith(".") and which in path.name:
+    def remembering(path, *arguments, **options):
+        descriptor = original_open(path, *arguments, **options)
+        paths[descriptor] = Path(path)
+        return descriptor
 
-            def strike():
-                os.truncate(path, path.stat().st_size // 2)
-                die()
+    def torn(descriptor):
+        path = paths.get(descriptor, Path())
+        if path.name.startswith(".") and part_of_name in path.name and countdown.due():
+            os.truncate(path, path.stat().st_size // 2)
+            die()
+        original_fsync(descriptor)
 
-            strikes(strike)
-        sync(path)
-
-    strikes = _nth(number)
-    folders.sync = checkpoints.sync = torn
+    os.open, os.fsync = remembering, torn
 
 
 def around_the_rename(number, after):
-    """Die right before, or right after, a finished file takes its name."""
-    replace, strikes = Path.replace, _nth(number)
+    """Die right before or right after a complete file takes its name."""
+    original, countdown = Path.replace, Countdown(number)
 
     def replaced(path, target):
-        if not after:
-            strikes(die)
-        replace(path, target)
-        if after:
-            strikes(die)
+        due = countdown.due()
+        if due and not after:
+            die()
+        original(path, target)
+        if due:
+            die()
 
     Path.replace = replaced
 
@@ -130,24 +133,29 @@ AIMS = {
 }
 
 
+def run_command(experiment, out, aim, number):
+    """Run the command in this process, which is a forked child, and end the process with its exit code."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        log = os.open(out.parent / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 2)
+        if aim is not None:
+            AIMS[aim](number)
+        main(["run", str(experiment), "--resume", "--out", str(out), "--json"])
+        os._exit(0)
+    except SystemExit as end:
+        os._exit(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(99)
+
+
 def attempt(experiment, out, aim=None, number=1, after=None):
-    """Run the command in a child, which dies as aimed or after some seconds; return its end and its number."""
+    """Run the command in a child that dies as aimed or after some seconds; return its exit code and process id."""
     child = os.fork()
     if child == 0:
-        try:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            log = os.open(out.parent / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(log, 2)
-            if aim is not None:
-                AIMS[aim](number)
-            cli.main(["run", str(experiment), "--resume", "--out", str(out), "--json"])
-            os._exit(0)
-        except SystemExit as end:
-            os._exit(end.code or 0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(99)
+        run_command(experiment, out, aim, number)
     if after is not None:
         time.sleep(after)
         os.kill(child, signal.SIGKILL)
@@ -156,35 +164,35 @@ def attempt(experiment, out, aim=None, number=1, after=None):
 
 
 def campaign(folder, kills, seed):
-    """Kill so many times, letting each experiment finish in the end; return what was seen."""
+    """Kill the command until it has died often enough; return the numbers of kills and how every run ended."""
     chance = random.Random(seed)
     experiment = folder / "killed.toml"
     experiment.write_text(EXPERIMENT)
-    ends(attempt(experiment, folder / "whole")[0], folder, 0)
-    seen = dict.fromkeys(["at a random moment", *AIMS], 0)
+    check_end(attempt(experiment, folder / "whole")[0], folder, 0)
+    done = dict.fromkeys(["at a random moment", *AIMS], 0)
     writing = 0
     survivors = []
-    while sum(seen.values()) < kills:
+    while sum(done.values()) < kills:
         out = folder / f"killed-{len(survivors)}"
-        while sum(seen.values()) < kills and not finished(out):
+        while sum(done.values()) < kills and not finished(out):
             aim, options = "at a random moment", {"after": chance.uniform(0.05, 0.5)}
             if chance.random() < 0.5:
                 aim = chance.choice(list(AIMS))
                 options = {"aim": aim, "number": chance.randint(1, 8)}
             code, child = attempt(experiment, out, **options)
-            if code == 0:  # it was done before the shot
+            if code == 0:  # it finished before the kill
                 break
-            ends(code, folder, -signal.SIGKILL)
-            seen[aim] += 1
+            check_end(code, folder, -signal.SIGKILL)
+            done[aim] += 1
             writing += "aim" not in options and any(path.suffix == f".{child}" for path in out.rglob(".*"))
-        ends(attempt(experiment, out)[0], folder, 0)
+        check_end(attempt(experiment, out)[0], folder, 0)
         left = [str(path) for path in out.rglob(".*") if is_temporary(path)]
         survivors.append({"runs": {run: compare(folder / "whole" / run, out / run) for run in RUNS}, "left": left})
-    return {"kills": sum(seen.values()), "how": seen, "random and while writing": writing, "survivors": survivors}
+    return {"kills": sum(done.values()), "how": done, "random and while writing": writing, "survivors": survivors}
 
 
-def ends(code, folder, expected):
-    """Check how an attempt ended."""
+def check_end(code, folder, expected):
+    """Exit with the log if an attempt did not end as expected."""
     if code != expected:
         raise SystemExit(f"an attempt ended with {code}, not {expected}: {(folder / 'log').read_text()}")
 
@@ -198,7 +206,7 @@ def is_temporary(path):
 
 
 def compare(whole, killed):
-    """Return whether the models are the same bytes and the histories the same rounds, each once."""
+    """Return whether two runs have the same model and the same rounds, each round once."""
 
     def rounds(folder):
         lines = (folder / "history.jsonl").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What each process of a sharded test runs: guarded, and diverging; every rank writes what it knows."""
+"""Run a guarded and two diverging simulations in each process of a sharded test; every rank writes results."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from quadratics import Quadratics, quadratics
 
 
 class FarAway(SerialEngine):
-    """In rounds 1 and 3 client 1 comes back from far away, and in round 2 client 4 from nowhere."""
+    """Spoils one model a round: NaN from client 4 in round 2, a far too large one from client 1 otherwise."""
 
     def run(self, plan, x, clients, round):
         result = super().run(plan, x, clients, round)
@@ -21,19 +21,23 @@ class FarAway(SerialEngine):
         return result
 
 
-def found():
-    """Return who is dropped and the final model, and how two runs diverge: by clients, and by one alone."""
+def outcome():
+    """Return the dropped clients, the final model, and the reasons given for two divergences."""
     q = quadratics()
     guarded = q.simulate(fg.FedaGrac(lr=0.01), rounds=4, engine=FarAway, guard=fg.Guard())
     lost = Quadratics([A * s for A, s in zip(q.A, [1, 1e5, 1, 1e3, 1e3, 1], strict=True)], q.b)
     steps = fg.Constant(90)
-    ways = [q.simulate(fg.FedAvg(lr=1e3), rounds=90), lost.simulate(fg.FedAvg(lr=0.01), rounds=3, steps=steps)]
-    dropped = guarded.history.column("dropped")
-    return {"dropped": dropped, "x": guarded.vector.tolist(), "reasons": [way.reason for way in ways]}
+    by_all = q.simulate(fg.FedAvg(lr=1e3), rounds=90)
+    by_some = lost.simulate(fg.FedAvg(lr=0.01), rounds=3, steps=steps)
+    return {
+        "dropped": guarded.history.column("dropped"),
+        "x": guarded.vector.tolist(),
+        "reasons": [by_all.reason, by_some.reason],
+    }
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     ranks = start_ranks()
-    Path(f"{sys.argv[1]}.{ranks.rank}").write_text(json.dumps(found()))
+    Path(f"{sys.argv[1]}.{ranks.rank}").write_text(json.dumps(outcome()))
     leave_ranks()

@@ -1,4 +1,4 @@
-"""What each process of a sharded test runs: every algorithm on digits; rank 0 writes the histories."""
+"""Run every algorithm on digits in each process of a sharded test; rank 0 writes the histories."""
 
 import json
 import sys
@@ -12,25 +12,25 @@ from fedagrac.engines.ranks import leave_ranks, start_ranks
 
 
 def histories(participation):
-    """Return losses, accuracies, bytes and the final model of every algorithm."""
+    """Return the losses, accuracies, bytes and final model of every algorithm."""
     fed = fg.Federation.load("digits", clients=5, partition=fg.Dirichlet(0.3))
     model = fg.models.build("logistic", features=64, classes=10)
-    found = {}
+    columns = {}
     for name in sorted(REGISTRY):
         result = fg.simulate(
             model, fed, fg.algorithm(name, lr=0.1), rounds=4, steps=fg.Linear(2, 4), batch_size=10, eval_every=3,
             participation=participation,
         )  # fmt: skip
-        kept = ("test_accuracy", "test_loss", "train_loss", "bytes_total", "sim_time", "fast", "clients")
-        found[name] = {key: result.history.column(key) for key in kept}
-        found[name]["x"] = result.vector.tolist()
-    return found
+        keys = ("test_accuracy", "test_loss", "train_loss", "bytes_total", "sim_time", "fast", "clients")
+        columns[name] = {key: result.history.column(key) for key in keys}
+        columns[name]["x"] = result.vector.tolist()
+    return columns
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     ranks = start_ranks()
-    found = {str(p): histories(p) for p in (None, 2)}
+    by_participation = {str(p): histories(p) for p in (None, 2)}
     if ranks.rank == 0:
-        Path(sys.argv[1]).write_text(json.dumps({"size": ranks.size, **found}))
+        Path(sys.argv[1]).write_text(json.dumps({"size": ranks.size, **by_participation}))
     leave_ranks()

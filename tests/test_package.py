@@ -164,7 +164,7 @@ def test_an_audit_counts_what_was_not_looked_up_as_not_audited(tmp_path, monkeyp
     def said(content):
         tool.write_text(f"#!/bin/sh\ncat <<'END'\n{content}\nEND\n")
         tool.chmod(0o755)
-        code, lines = audit.audit(tool, ROOT / "constraints.txt")
+        code, lines = audit.audit([str(tool)], ROOT / "constraints.txt")
         return code, lines[-1]
 
     assert said(json.dumps({"dependencies": [fine]})) == (0, "no known vulnerabilities; 1 of 1 versions looked up")

@@ -1,4 +1,4 @@
-"""A short soak: from round to round the history grows and nothing else; clients never seen cost nothing."""
+"""A short soak: only the history grows from round to round; clients that never took part cost nothing."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ import gc, json, sys, tracemalloc
 from pathlib import Path
 import torch
 import fedagrac as fg
-from fedagrac.callbacks.run_folder import RunFolder
+from fedagrac.callbacks.run_folder import KeepRun
 
 torch.set_num_threads(1)
 
@@ -28,7 +28,7 @@ class Watch(fg.Callback):
         self.seen = {{}}
 
     def on_round(self, run, record):
-        if record["round"] == {ROUNDS // 6}:  # what is replaced in every round is then counted at both ends
+        if record["round"] == {ROUNDS // 6}:  # so that what every round replaces is counted in both measurements
             tracemalloc.start()
         if record["round"] in ({ROUNDS // 3}, {ROUNDS - 1}):
             gc.collect()
@@ -40,7 +40,7 @@ folder, watch = Path(sys.argv[1]), Watch()
 fg.simulate(
     fg.models.build("logistic", features=64, classes=10), fg.Federation.load("digits", clients=8),
     fg.FedaGrac(lr=0.05), {ROUNDS}, steps=fg.Linear(1, 1), participation=4, engine="serial",
-    callbacks=[RunFolder(folder, {{}}), fg.Checkpoints(folder / "checkpoint", every=50), watch],
+    callbacks=[KeepRun(folder, {{}}), fg.Checkpoints(folder / "checkpoint", every=50), watch],
 )
 print(json.dumps(list(watch.seen.values())))
 """
@@ -60,7 +60,7 @@ def test_a_round_leaves_its_record_in_memory_and_nothing_else(tmp_path):
 
 def test_records_share_their_names_and_stay_plain_dicts():
     given = [{"round": i, "test_accuracy": None, "train_loss": float(i), "f1 score": i} for i in range(3)]
-    history = History(json.loads(json.dumps(given[:2])))  # as a run that goes on reads them
+    history = History(json.loads(json.dumps(given[:2])))  # as a resumed run reads them
     history.append(given[2])
     assert history == given
     assert [list(record) for record in history] == [list(given[0])] * 3
@@ -74,7 +74,7 @@ def test_records_share_their_names_and_stay_plain_dicts():
 
 @pytest.mark.parametrize("metrics", [[], ["f1"], ["a", "b", "c"]])
 def test_a_record_takes_less_memory_in_a_history(metrics):
-    """Whatever other histories there are: one of another run with fewer fields must not spoil it."""
+    """Also when the history of another run has fewer fields."""
     fields = ["round", "test_accuracy", "test_loss", "train_loss", "clients", "fast", "steps_mean", *metrics]
     fields += ["bytes_up", "bytes_down", "bytes_total", "sim_time", "wall_time"]
     records = [dict.fromkeys(fields, 0.0) for _ in range(100)]

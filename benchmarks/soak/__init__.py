@@ -1,1 +1,1 @@
-"""The soak: what the package promises about long runs, many clients and large models, measured in full."""
+"""The soak measures every promise of the package about long runs, many clients and large models."""

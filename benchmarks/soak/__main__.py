@@ -1,9 +1,9 @@
-"""Run the parts of the soak in turn, print what they found, and say whether every promise holds.
+"""Run the parts of the soak in turn and print their figures and whether every promise holds.
 
     python -m benchmarks.soak [PART ...] [--out DIR]
 
-From the root of the repository. DIR (default: runs/soak-TIME) gets soak.json and all that the parts write. The
-exit code is 1 where a promise is broken.
+Run it from the root of the repository. It writes soak.json and the files of all parts to DIR (default:
+runs/soak-TIME). The exit code is 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak import checkpoint, clients, concurrent, inputs, kills, resume, rounds
-from fedagrac.callbacks.run_folder import environment
+from benchmarks.soak.part import Part
+from fedagrac.storage.environment import environment
 
 PARTS = {
     "resume": resume.run,
@@ -40,23 +41,28 @@ def main() -> int:
     if options.out.exists() and any(options.out.iterdir()):
         parser.error(f"--out: {options.out} is not empty")
     options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"environment": environment(), "parts": {}}
+    results: dict[str, Any] = {"environment": environment(), "parts": {}}
     broken = 0
     for name in options.parts or PARTS:
         begun = time.perf_counter()
         part = PARTS[name](options.out)
         took = time.perf_counter() - begun
         promises = [{**asdict(promise), "kept": promise.kept} for promise in part.promises]
-        found["parts"][name] = {"seconds": took, "figures": part.figures, "promises": promises}
-        (options.out / "soak.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        results["parts"][name] = {"seconds": took, "figures": part.figures, "promises": promises}
+        (options.out / "soak.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         broken += sum(not promise.kept for promise in part.promises)
-        print(f"{name} ({took:.0f} s)")
-        for key, value in part.figures.items():
-            print(f"  {key:<28}{_shown(value)}")
-        for promise in part.promises:
-            said = f"{promise.measured:.6g} {promise.relation} {promise.limit:.6g}"
-            print(f"  {'kept  ' if promise.kept else 'BROKEN'}  {promise.text}: {said}", flush=True)
+        _print(name, took, part)
     return int(broken > 0)
+
+
+def _print(name: str, seconds: float, part: Part) -> None:
+    """Print the figures and promises of a part."""
+    print(f"{name} ({seconds:.0f} s)")
+    for key, value in part.figures.items():
+        print(f"  {key:<28}{_shown(value)}")
+    for promise in part.promises:
+        comparison = f"{promise.measured:.6g} {promise.relation} {promise.limit:.6g}"
+        print(f"  {'kept  ' if promise.kept else 'BROKEN'}  {promise.text}: {comparison}", flush=True)
 
 
 def _shown(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""A checkpoint of AlexNet with 20 clients, for every algorithm: bytes against a hand calculation, seconds.
+"""Compare the size of every algorithm's checkpoint of AlexNet with a hand calculation, and time it.
 
-CIFAR-10, every client draws 50 samples of its own, one round of one step.
+20 clients draw 50 samples of CIFAR-10 each and run one round of one step.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import fedagrac as fg
 from benchmarks.soak.part import Part, Promise
 from fedagrac.algorithms import REGISTRY
-from fedagrac.data.files import DataError
+from fedagrac.data.locating import DataError
 from fedagrac.storage.checkpoints import read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.loop import Run
     from fedagrac.rounds.record import Record
 
 __all__ = ["run"]
@@ -37,7 +37,7 @@ VECTORS = {  # the server's (x, nu, x_1) and each client's (nu_i, v_i)
 
 
 class _Once(fg.Callback):
-    """Writes the checkpoint of the round and reads it again, with a clock beside it."""
+    """Writes and reads one checkpoint, and keeps its size and both times."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.figures = folder, {}
@@ -57,7 +57,7 @@ class _Once(fg.Callback):
 
 
 def run(out: Path) -> Part:
-    """Write one checkpoint per algorithm."""
+    """Write one checkpoint per algorithm and return sizes and times."""
     part = Part()
     try:
         fed = fg.Federation.load("cifar10", clients=CLIENTS, partition=fg.Resample(50), seed=0)
@@ -72,7 +72,7 @@ def run(out: Path) -> Part:
     for name in sorted(set(REGISTRY) & set(VECTORS)):
         folder = out / f"checkpoint-{name}"
         once = _Once(folder)
-        # of two rounds, ended after the first: the last is always evaluated, which takes longer than all the rest
+        # The callback stops the run after the first of two rounds: the last would be evaluated, which takes long.
         fg.simulate(
             model, fed, fg.algorithm(name, lr=0.01), 2, steps=fg.Constant(1), eval_every=2, engine="serial",
             compile=False, callbacks=[once],
@@ -81,7 +81,7 @@ def run(out: Path) -> Part:
             path.unlink()  # up to a gigabyte each
         by_hand = VECTORS[name] * size * 4
         part.figures[name] = {**once.figures, "by_hand": by_hand}
-        # and the clients' numbers, 8 bytes each, with a head of JSON
+        # The rest is the clients' numbers, 8 bytes each, and a JSON header.
         beyond = once.figures["bytes"] - by_hand
         part.promises.append(Promise(f"{name}: bytes beyond {VECTORS[name]} vectors", abs(beyond), "<=", 2048))
     return part

@@ -1,4 +1,4 @@
-"""50 commands at once in one tree of folders, ten of which want a folder that another one has."""
+"""Run 50 commands at once in one tree of folders; ten of them ask for a folder that another one uses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXPERIMENT = {
 
 
 def run(out: Path) -> Part:
-    """Start all of them, wait, and look at every folder; half of them take the default names in one second."""
+    """Start all commands, half with default folder names in the same second, and check every folder at the end."""
     tree = out / "concurrent"
     tree.mkdir()
     (tree / "one.toml").write_text(tomli_w.dumps(EXPERIMENT), encoding="utf-8")
@@ -51,7 +51,7 @@ def run(out: Path) -> Part:
         models[folder.name][(folder / "model.safetensors").read_bytes()] += 1
         lines = (folder / "history.jsonl").read_text().splitlines()
         damaged += [json.loads(line)["round"] for line in lines] != list(range(1, ROUNDS + 1))
-    runs, finish = [sum(found.values()) for found in models.values()], PROCESSES - RIVALS
+    runs, finish = [sum(counts.values()) for counts in models.values()], PROCESSES - RIVALS
     return Part(
         {"processes": PROCESSES, "exit codes": dict(codes), "runs": sum(runs)},
         [

@@ -1,4 +1,4 @@
-"""Hostile input under atheris: every reader of files and messages, for some seconds each."""
+"""Fuzz every reader of files and messages with atheris for some seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 15
 
 
 def run(out: Path) -> Part:
-    """Fuzz every target."""
+    """Fuzz every target and count inputs and crashes."""
     if importlib.util.find_spec("atheris") is None:
         return Part({"skipped": "atheris is not installed: pip install -c constraints.txt -e '.[dev,fuzz]'"})
     script = [sys.executable, str(TESTS.parent / "fuzz" / "run.py"), "--seconds", str(SECONDS), "--json"]

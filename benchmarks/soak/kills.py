@@ -1,4 +1,4 @@
-"""SIGKILL, many times: at random moments, and in the middle of writing checkpoints and history.jsonl."""
+"""Send SIGKILL many times: at random moments and in the middle of writing checkpoints and history.jsonl."""
 
 from __future__ import annotations
 
@@ -18,33 +18,25 @@ KILLS = 200
 
 
 def run(out: Path) -> Part:
-    """Kill an experiment until it has died often enough, and compare it with one that nobody killed."""
-    script = [
-        sys.executable,
-        str(TESTS / "killed_runs.py"),
-        str(out / "kills"),
-        "--kills",
-        str(KILLS),
-        "--seed",
-        "1",
-    ]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    """Kill an experiment many times and compare its results with those of one that was not killed."""
+    script = [sys.executable, TESTS / "killed_runs.py", out / "kills", "--kills", KILLS, "--seed", 1]
+    done = subprocess.run([*map(str, script)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    found = json.loads(done.stdout)
+    campaign = json.loads(done.stdout)
     compared = [
-        equal for survivor in found["survivors"] for run in survivor["runs"].values() for equal in run.values()
+        equal for survivor in campaign["survivors"] for run in survivor["runs"].values() for equal in run.values()
     ]
     return Part(
         {
-            "kills": found["kills"],
-            "how": found["how"],
-            "random and while writing": found["random and while writing"],
-            "experiments that finished": len(found["survivors"]),
+            "kills": campaign["kills"],
+            "how": campaign["how"],
+            "random and while writing": campaign["random and while writing"],
+            "experiments that finished": len(campaign["survivors"]),
         },
         [
-            Promise("kills survived", found["kills"], ">=", KILLS),
+            Promise("kills survived", campaign["kills"], ">=", KILLS),
             Promise("models, rounds and their order that differ", compared.count(False), "==", 0),
-            Promise("temporary files left", sum(len(one["left"]) for one in found["survivors"]), "==", 0),
+            Promise("temporary files left", sum(len(one["left"]) for one in campaign["survivors"]), "==", 0),
         ],
     )

@@ -1,4 +1,4 @@
-"""What a part of the soak gives back: figures, and promises with what was measured."""
+"""The result of a part of the soak: figures and promises."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 __all__ = ["TESTS", "Part", "Promise"]
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
-"""Where the programs lie that the normal checks run shorter."""
+"""The folder of the programs that `make test` runs in a shorter form."""
 
 KEPT = {"<=": operator.le, "==": operator.eq, ">=": operator.ge}
 
 
 @dataclass(frozen=True)
 class Promise:
-    """Something that must hold: measured, how it is compared (<=, == or >=), and with what."""
+    """A measurement that must be <=, == or >= a limit."""
 
     text: str
     measured: float
@@ -26,13 +26,13 @@ class Promise:
 
     @property
     def kept(self) -> bool:
-        """Whether it holds; a measurement that is not a number keeps nothing."""
+        """Whether the promise holds; it does not if the measurement is NaN."""
         return bool(KEPT[self.relation](self.measured, self.limit))
 
 
 @dataclass
 class Part:
-    """What was found, by name, and what was promised."""
+    """The figures of a part by name, and its promises."""
 
     figures: dict[str, Any] = field(default_factory=dict)
     promises: list[Promise] = field(default_factory=list)

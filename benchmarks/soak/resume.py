@@ -1,4 +1,4 @@
-"""Every algorithm, engine, sampling mode, participation and step schedule, in two parts: the same bits."""
+"""Interrupt and resume every combination of algorithm, engine, sampling mode, participation and step schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["run"]
 
 
 def run(out: Path) -> Part:
-    """Run every combination whole and in two parts; a few also with compiled steps, which take long to prepare."""
+    """Run every combination whole and in two parts and compare the bits; only a few with compiled steps."""
     sys.path.insert(0, str(TESTS))
     from interrupted_runs import Problem, combinations, same
 

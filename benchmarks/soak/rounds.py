@@ -1,8 +1,8 @@
-"""20,000 rounds of a small problem: flat memory, no slowdown.
+"""Run 20,000 rounds of a small problem: memory must stay flat and rounds must not slow down.
 
-Digits, logistic regression, FedaGrac, 4 of 8 clients a round with 1 to 8 steps, evaluated every round, with a
-checkpoint every 100 rounds. Warm-up is the first tenth. The last tenth is compared with the second by the clock
-where the process had a core to itself in both, else by the CPU seconds it used.
+Digits, logistic regression, FedaGrac, 4 of 8 clients a round with 1 to 8 steps, an evaluation every round, a
+checkpoint every 100 rounds. The first tenth is warm-up. The last tenth is compared with the second by wall time if
+the process had a core to itself in both, and by CPU time otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXPERIMENT = {
 
 
 def run(out: Path) -> Part:
-    """Run it and compare the end with the end of the warm-up."""
+    """Run the experiment and compare its end with the end of the warm-up."""
     seen = watch(EXPERIMENT, out / "rounds")
     warm = ROUNDS // 10
     rounds, resident, _ = seen.samples[seen.samples[:, 0] >= warm].T

@@ -1,6 +1,6 @@
-"""Run the command as a user does, in a process of its own, and watch its memory from outside.
+"""Run `fedagrac run` in its own process and watch it from outside.
 
-Rounds and seconds come from the run folder's history.jsonl, memory from the system: nothing is added to the run.
+Rounds and seconds come from history.jsonl, memory and CPU time from the system.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ PAUSE = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """A run that ended, and what was seen of it.
+    """The measurements of a finished run.
 
     Attributes:
-        folder: its run folder.
-        samples: rounds done, resident bytes and CPU seconds, [n, 3]; only while rounds went on, not while the
-            report was made.
-        ends: when each round ended, in seconds since the start, [rounds].
-        peak: the most resident memory of the whole process, in bytes, with the report.
+        folder: the run folder.
+        samples: rounds done, resident bytes and CPU seconds, [n, 3]; taken between the first and the last round.
+        ends: seconds from the start to the end of each round, [rounds].
+        peak: the peak of resident bytes, including the report.
         seconds: from the start of the process to its end.
     """
 
@@ -45,14 +44,14 @@ class Watched:
 
     @property
     def seconds_per_round(self) -> np.ndarray:
-        """How long each round took after the first; a checkpoint counts for the round after it."""
+        """The seconds of each round after the first; a checkpoint counts for the round after it."""
         return np.diff(self.ends)
 
     def checkpoint(self, every: int) -> dict[str, float]:
-        """Return size and times of the last checkpoint written; reading is tried three times."""
+        """Return the size of the last checkpoint and the times to write it and to read it (mean of three)."""
         files = sorted((self.folder / "checkpoint").iterdir())
         took = self.seconds_per_round
-        after = np.arange(every, len(self.ends), every)[-5:]  # rounds that follow one of the last five
+        after = np.arange(every, len(self.ends), every)[-5:]  # rounds that follow one of the last five checkpoints
         plain = np.setdiff1d(np.arange(len(took)), after - 1)
         begun = time.perf_counter()
         for _ in range(3):
@@ -65,7 +64,7 @@ class Watched:
 
 
 def watch(experiment: dict[str, Any], out: Path) -> Watched:
-    """Run an experiment of one algorithm through `fedagrac run` into the folder `out`."""
+    """Run an experiment of one algorithm into the folder `out` and return its measurements."""
     out.parent.mkdir(parents=True, exist_ok=True)
     file = out.with_suffix(".toml")
     file.write_text(tomli_w.dumps(experiment), encoding="utf-8")
@@ -73,7 +72,7 @@ def watch(experiment: dict[str, Any], out: Path) -> Watched:
     command = [sys.executable, "-m", "fedagrac", "run", str(file), "--out", str(out), "--json"]
     begun = time.perf_counter()
     with out.with_suffix(".log").open("wb") as log:
-        # one thread: these models are too small for two, which wait for each other when others need the cores
+        # One thread: these models are too small for two.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         samples, peak = [], 0
@@ -81,7 +80,7 @@ def watch(experiment: dict[str, Any], out: Path) -> Watched:
         while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             resident, most = _memory(process.pid)
             used = _processor(process.pid)
-            done = history.count()  # after the memory: what is seen before the last round is of a round
+            done = history.count()  # after the memory, so that a sample never includes the report
             if 0 < done < experiment["rounds"]:
                 samples.append((done, resident, used))
             peak = max(peak, most)
@@ -95,7 +94,7 @@ def watch(experiment: dict[str, Any], out: Path) -> Watched:
 
 
 class _Lines:
-    """A file that grows: how many lines it has, each byte read once."""
+    """Counts the lines of a growing file and reads each byte once."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.at, self.lines = path, 0, 0
@@ -111,10 +110,10 @@ class _Lines:
 
 
 def _memory(pid: int) -> tuple[int, int]:
-    """Return what a process has in memory now, and the most it had, in bytes; zeros once it has ended."""
+    """Return the resident bytes of a process now and at their peak; zeros once it has ended."""
     status = Path(f"/proc/{pid}/status").read_text()
-    found = dict(line.split(":", 1) for line in status.splitlines())
-    resident, most = (int(found.get(name, "0 kB").split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    resident, most = (int(fields.get(name, "0 kB").split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
     return resident, most
 
 

@@ -21,12 +21,19 @@ if TYPE_CHECKING:
     from fedagrac.algorithms import FedProx as FedProx
     from fedagrac.algorithms import Scaffold as Scaffold
     from fedagrac.algorithms import algorithm as algorithm
+    from fedagrac.algorithms.base import Cost as Cost
+    from fedagrac.algorithms.base import Stateless as Stateless
+    from fedagrac.algorithms.base import Traits as Traits
+    from fedagrac.algorithms.base import average as average
     from fedagrac.callbacks import Callback as Callback
     from fedagrac.callbacks import Checkpoints as Checkpoints
     from fedagrac.callbacks import EarlyStop as EarlyStop
     from fedagrac.callbacks import MLflow as MLflow
     from fedagrac.callbacks import TensorBoard as TensorBoard
     from fedagrac.core import schedule as schedule
+    from fedagrac.core.cohort import Cohort as Cohort
+    from fedagrac.core.local import Plan as Plan
+    from fedagrac.core.local import Result as Result
     from fedagrac.data import IID as IID
     from fedagrac.data import Dirichlet as Dirichlet
     from fedagrac.data import Federation as Federation
@@ -49,26 +56,34 @@ if TYPE_CHECKING:
     from fedagrac.heterogeneity import Participation as Participation
     from fedagrac.heterogeneity import StepSchedule as StepSchedule
     from fedagrac.heterogeneity import Uniform as Uniform
-    from fedagrac.rounds.api import Run as Run
-    from fedagrac.rounds.api import Stop as Stop
     from fedagrac.rounds.api import simulate as simulate
     from fedagrac.rounds.api import simulate_many as simulate_many
     from fedagrac.rounds.guard import Guard as Guard
+    from fedagrac.rounds.loop import Run as Run
     from fedagrac.rounds.record import History as History
+    from fedagrac.rounds.record import RoundRecord as RoundRecord
     from fedagrac.rounds.record import SimulationResult as SimulationResult
+    from fedagrac.rounds.setup import Setup as Setup
+    from fedagrac.rounds.stop import Stop as Stop
 
 _NAMES = {
     "fedagrac.algorithms": "Algorithm FedAvg FedLin FedNova FedProx FedaGrac Scaffold algorithm",
+    "fedagrac.algorithms.base": "Cost Stateless Traits average",
     "fedagrac.callbacks": "Callback Checkpoints EarlyStop MLflow TensorBoard",
+    "fedagrac.core.cohort": "Cohort",
+    "fedagrac.core.local": "Plan Result",
     "fedagrac.data": "Dirichlet Federation IID Indices Natural Partition Resample Shards",
     "fedagrac.errors": "FedagracError InputError",
     "fedagrac.heterogeneity": (
         "Clock Constant DEVICES DeviceProfile Devices Explicit Extreme Gaussian Linear Participation StepSchedule "
         "Uniform"
     ),
-    "fedagrac.rounds.api": "Run Stop simulate simulate_many",
+    "fedagrac.rounds.api": "simulate simulate_many",
     "fedagrac.rounds.guard": "Guard",
-    "fedagrac.rounds.record": "History SimulationResult",
+    "fedagrac.rounds.loop": "Run",
+    "fedagrac.rounds.record": "History RoundRecord SimulationResult",
+    "fedagrac.rounds.setup": "Setup",
+    "fedagrac.rounds.stop": "Stop",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 import fedagrac as fg
 from command_line import command, process
 from fedagrac.callbacks import run_folder
-from fedagrac.experiments.schema import Experiment, apply_settings, default_table
+from fedagrac.experiments.overrides import apply_settings
+from fedagrac.experiments.schema import Experiment, default_table
 
 SMALL = ["--set", "rounds=2", "--set", "data.clients=4", "--set", "steps={kind='linear',first=1,increment=2}"]
 

@@ -13,9 +13,9 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from fedagrac.cli.app import main
 from fedagrac.report import find_runs, write_report
-from run_folders import record, write_run
+from processes import STALL_SECONDS
+from run_folders import record, run_small, small_experiment, write_run
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -34,37 +34,15 @@ FLAGS = [
     "--window-size=1280,1000",
 ]
 
-EXPERIMENT = """
-name = "small"
-rounds = 4
-lr = 0.1
-target = 0.2
-[data]
-clients = 6
-partition = { kind = "shards", classes = 3 }
-[steps]
-kind = "linear"
-first = 1
-increment = 3
-[[algorithm]]
-name = "fedavg"
-[[algorithm]]
-name = "scaffold"
-[[algorithm]]
-name = "fedagrac"
-"""
+STEPS = {"kind": "linear", "first": 1, "increment": 3}
 CURVES = ("accuracy-rounds", "accuracy-time", "accuracy-bytes", "test-loss", "train-loss")
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The report that `fedagrac run` leaves."""
-    folder = tmp_path_factory.mktemp("browser")
-    (folder / "small.toml").write_text(EXPERIMENT)
-    with pytest.raises(SystemExit) as stop:
-        main(["run", str(folder / "small.toml"), "--out", str(folder / "mine")])
-    assert not stop.value.code
-    return folder / "mine" / "report.html"
+    experiment = small_experiment(4, 6, STEPS, ("fedavg", "scaffold", "fedagrac"))
+    return run_small(tmp_path_factory.mktemp("browser"), experiment) / "report.html"
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +70,12 @@ def opened(browser, page):
     browser.get_log("browser")
     browser.get(page.as_uri())
     drawn = "return [...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.plot-container'))"
-    WebDriverWait(browser, 30).until(lambda b: b.execute_script(drawn))
+    WebDriverWait(browser, STALL_SECONDS).until(lambda b: b.execute_script(drawn))
 
 
 def until(browser, script, *arguments):
     """Wait until the script returns something true; return it."""
-    return WebDriverWait(browser, 20).until(lambda b: b.execute_script(script, *arguments))
+    return WebDriverWait(browser, STALL_SECONDS).until(lambda b: b.execute_script(script, *arguments))
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from fedagrac.data.describe import MOST_SHOWN, describe
 from fedagrac.errors import InputError
 from fedagrac.report import find_runs, read_run, render_page, summarise, write_report
 from fedagrac.report.charts import charts_of, curve, series_of
-from fedagrac.report.pictures import plot_chart, plot_curves, plot_labels, plot_steps, save
+from fedagrac.report.pictures import plot_chart, plot_curves, plot_label_counts, plot_steps, save
 from fedagrac.report.style import LOOKS, OTHER, SHADE
-from run_folders import record, write_run
+from run_folders import record, run_small, small_experiment, write_run
 
 
 @pytest.fixture(autouse=True)
@@ -38,12 +38,7 @@ def without_pictures(monkeypatch):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """The folder of a small experiment, run by the command; tests do not change it."""
-    folder = tmp_path_factory.mktemp("small")
-    (folder / "small.toml").write_text(SMALL)
-    with pytest.raises(SystemExit) as stop:
-        main(["run", str(folder / "small.toml"), "--out", str(folder / "mine")])
-    assert not stop.value.code
-    return folder / "mine"
+    return run_small(tmp_path_factory.mktemp("small"), SMALL)
 
 
 def command(*arguments, capsys):
@@ -54,23 +49,7 @@ def command(*arguments, capsys):
     return stop.value.code or 0, captured.out, captured.err
 
 
-SMALL = """
-name = "small"
-rounds = 3
-lr = 0.1
-target = 0.2
-[data]
-clients = 5
-partition = { kind = "shards", classes = 3 }
-[steps]
-kind = "extreme"
-slow = 2
-fast = 9
-[[algorithm]]
-name = "scaffold"
-[[algorithm]]
-name = "fedavg"
-"""
+SMALL = small_experiment(3, 5, {"kind": "extreme", "slow": 2, "fast": 9}, ("scaffold", "fedavg"))
 
 
 class Page(HTMLParser):
@@ -265,7 +244,7 @@ def test_a_run_that_was_cut_off_is_read_up_to_its_last_whole_line(tmp_path):
     assert "unfinished" in Page(render_page([run])).texts
     (folder / "history.jsonl").write_text("")
     empty = read_run(folder)
-    assert "No round has been done yet." in render_page([empty])
+    assert "No round is complete yet." in render_page([empty])
     assert write_report([empty], tmp_path / "out").exists()
 
 
@@ -289,11 +268,11 @@ def test_text_from_files_is_text_on_the_page(tmp_path):
     facts = describe(fg.Federation.from_arrays([([[0.0]], [0])], name=HOSTILE), np.array([1]))
     (folder / "federation.json").write_text(json.dumps(vars(facts)))
     page = Page(render_page([read_run(folder)]))
-    found = [tag for tag, _ in page.tags]
-    assert found.count("script") == 3  # the figures, the library, our own
-    assert "img" not in found
-    assert "b" not in found
-    assert "i" not in found
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("script") == 3  # the figures, the library, our own
+    assert "img" not in tags
+    assert "b" not in tags
+    assert "i" not in tags
     assert sum(HOSTILE in text for text in page.texts) >= 6
     label = f"{HOSTILE} (diverged)"
     short = f"{label[:22]}…{label[-21:]}"  # what fits a legend
@@ -345,15 +324,15 @@ def test_settings_environment_and_citations_are_on_the_page(tmp_path):
 
 def test_the_federation_is_described_by_counts(small):
     fed = fg.Federation.load("digits", clients=5, partition=fg.Shards(3), seed=0)
-    found = json.loads((small / "federation.json").read_text())
-    assert found["steps"] == [2, 2, 2, 2, 9]
-    assert found["steps_mean"] == pytest.approx(float(fed.weights @ [2, 2, 2, 2, 9]))
-    assert found["sizes"] == fed.sizes.tolist()
-    for client, row in enumerate(found["labels"]):
+    description = json.loads((small / "federation.json").read_text())
+    assert description["steps"] == [2, 2, 2, 2, 9]
+    assert description["steps_mean"] == pytest.approx(float(fed.weights @ [2, 2, 2, 2, 9]))
+    assert description["sizes"] == fed.sizes.tolist()
+    for client, row in enumerate(description["labels"]):
         labels = fed.targets[fed.samples_of(client)].numpy()
         assert row == [int((labels == c).sum()) for c in range(10)]
     page = Page((small / "report.html").read_text())
-    assert np.array_equal(np.array(page.figures["labels-0"]["data"][0]["z"]).T, found["labels"])
+    assert np.array_equal(np.array(page.figures["labels-0"]["data"][0]["z"]).T, description["labels"])
     assert page.figures["steps-0"]["data"][0]["y"] == [2, 2, 2, 2, 9]
 
 
@@ -366,7 +345,7 @@ def test_many_clients_are_described_in_a_small_file(tmp_path):
     assert len(set(facts.shown)) == MOST_SHOWN
     assert facts.steps_range == [1, 77]
     assert [sum(row) for row in facts.labels] == facts.sizes == [30] * MOST_SHOWN
-    image = plot_labels(facts).axes[0].get_images()[0]
+    image = plot_label_counts(facts).axes[0].get_images()[0]
     assert image.get_array().shape == (10, MOST_SHOWN)
     assert [bar.get_height() for bar in plot_steps(facts).axes[0].patches] == facts.steps
 
@@ -402,11 +381,11 @@ def test_run_ends_with_a_report_and_report_makes_the_same_again(small, capsys, m
     assert code == 0, err
     assert Path("again/report.html").read_bytes() == (small / "report.html").read_bytes()
     assert all(Path("again", name).read_bytes() == content for name, content in pictures.items())
-    found = json.loads(out)
-    assert found["report"] == "again/report.html"
-    assert found["target"] == 0.2
-    assert found["runs"] == json.loads((small / "summary.json").read_text())
-    assert [row["algorithm"] for row in found["runs"]] == ["scaffold", "fedavg"]  # the file's order
+    printed = json.loads(out)
+    assert printed["report"] == "again/report.html"
+    assert printed["target"] == 0.2
+    assert printed["runs"] == json.loads((small / "summary.json").read_text())
+    assert [row["algorithm"] for row in printed["runs"]] == ["scaffold", "fedavg"]  # the file's order
 
 
 def test_one_folder_gets_its_own_report(tmp_path, capsys, without_pictures):
@@ -436,9 +415,9 @@ def test_several_folders_make_one_page_elsewhere(tmp_path, capsys, without_pictu
     before = sorted(tmp_path.rglob("*"))
     code, out, err = command("report", "s0", "s1/fedavg", "s0/", "--json", capsys=capsys)
     assert code == 0, err
-    found = json.loads(out)
-    assert [row["folder"] for row in found["runs"]] == ["s0/fedavg", "s1/fedavg"]  # each once
-    page = Path(found["report"])
+    printed = json.loads(out)
+    assert [row["folder"] for row in printed["runs"]] == ["s0/fedavg", "s1/fedavg"]  # each once
+    page = Path(printed["report"])
     assert page.parent.parent == Path("reports")
     assert page.exists()
     assert [p for p in sorted(tmp_path.rglob("*")) if "reports" not in p.parts] == before
@@ -450,8 +429,8 @@ def test_several_folders_make_one_page_elsewhere(tmp_path, capsys, without_pictu
     ("make", "message"),
     [
         (lambda: None, "experiment.toml, environment.json, history.jsonl and status.json"),
-        (lambda: Path("nonsense").mkdir(), "a folder without run folders"),
-        (lambda: Path("nonsense").write_text(""), "this is no folder"),
+        (lambda: Path("nonsense").mkdir(), "this folder contains no run folders"),
+        (lambda: Path("nonsense").write_text(""), "this is not a folder"),
         (lambda: broken("experiment.toml", "name = "), "a readable experiment.toml"),
         (lambda: broken("experiment.toml", 'name = "x"'), "algorithm"),
         (lambda: broken("experiment.toml", 'name = "x"\nalgorithm = []'), "algorithm"),
@@ -523,8 +502,8 @@ def test_a_full_disk_is_named_and_leaves_no_half_page(tmp_path, capsys, monkeypa
     assert not Path("run/report.html").exists()
 
 
-def test_the_labels_in_the_experiment_file_are_those_of_the_folders(capsys, without_pictures):
-    Path("small.toml").write_text(SMALL.replace('name = "fedavg"', 'name = "fedavg"\nlabel = "plain / averaging"'))
-    command("run", "small.toml", "--out", "mine", capsys=capsys)
+def test_the_labels_in_the_experiment_file_are_those_of_the_folders(without_pictures):
+    labelled = [{"name": "scaffold"}, {"name": "fedavg", "label": "plain / averaging"}]
+    run_small(Path(), {**SMALL, "algorithm": labelled})
     labels = [entry["label"] for entry in tomllib.loads(Path("mine/experiment.toml").read_text())["algorithm"]]
     assert [run.label for run in find_runs(["mine"])] == labels == ["scaffold", "plain / averaging"]

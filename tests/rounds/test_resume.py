@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +16,14 @@ import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.callbacks import Checkpoints
 from fedagrac.engines import EngineRecord, LanesEngine, SerialEngine
+from fedagrac.engines.lanes.memory import LaneMemory
 from fedagrac.experiments.run import prepare, run_experiment
 from fedagrac.experiments.schema import Experiment
 from fedagrac.rounds.interrupts import Held, Interruption, listening
+from fedagrac.rounds.record import EXAMPLE
 from fedagrac.storage.checkpoints import read_checkpoint
 from interrupted_runs import ENGINES, PARTICIPATION, SAMPLING, SCHEDULES, Problem, Rounds, combinations, same
+from processes import finish, processor_seconds, wait_while_running
 
 STRIDE = 13  # shares no factor with the numbers of choices, so that a few runs meet each of them
 
@@ -50,8 +52,8 @@ def test_compiled_lanes_go_on_as_they_were(problem, tmp_path):
     compiled = {"engine": "lanes", "compile": True}
     whole = problem.run(*combination, **compiled)
     assert same(problem.run_in_two(tmp_path / "one", *combination, **compiled), whole)
-    record = read_checkpoint(tmp_path / "one").facts["engine"]
-    assert (record["name"], record["compiled"], record["threads"]) == ("lanes", True, torch.get_num_threads())
+    record = read_checkpoint(tmp_path / "one").facts.engine
+    assert (record.name, record.compiled, record.threads) == ("lanes", True, torch.get_num_threads())
 
 
 def test_the_engine_of_the_beginning_is_kept(problem, tmp_path, caplog):
@@ -60,7 +62,11 @@ def test_the_engine_of_the_beginning_is_kept(problem, tmp_path, caplog):
 
     class Seen(fg.Callback):
         def on_start(self, run):
-            self.engine, self.why, self.threads = run.engine, run.engine_reason, torch.get_num_threads()
+            self.engine, self.why, self.threads = (
+                run.fleet.engine,
+                run.fleet.engine_reason,
+                torch.get_num_threads(),
+            )
 
     def narrow(workload):
         return LanesEngine(workload, width=2)
@@ -68,10 +74,10 @@ def test_the_engine_of_the_beginning_is_kept(problem, tmp_path, caplog):
     stop = [rounds, Checkpoints(tmp_path, every=2)]
     problem.run(*combination, engine=narrow, callbacks=stop)
     stored = read_checkpoint(tmp_path)
-    facts = {**stored.facts, "engine": {**stored.facts["engine"], "threads": 2}}
-    history = [{"round": i + 1, "wall_time": 1.0} for i in range(4)]
+    facts = replace(stored.facts, engine=replace(stored.facts.engine, threads=2))
+    history = [{**EXAMPLE, "round": i + 1, "wall_time": 1.0} for i in range(4)]
     stored, seen = replace(stored, facts=facts, history=history), Seen()
-    assert facts["engine"]["width"] == 2
+    assert facts.engine.width == 2
     own = torch.get_num_threads()
     problem.run(*combination, resume=stored, callbacks=[seen])
     assert (seen.engine.name, seen.engine.width, seen.threads) == ("lanes", 2, 2)
@@ -105,15 +111,12 @@ def test_lanes_that_do_not_fit_stay_as_narrow_as_they_were(problem, monkeypatch)
     seen = []
 
     class Narrow(LanesEngine):
-        free = iter([3, 1, 4, 1, 5])
-
-        def _fitting_width(self, *_):
-            return next(self.free)
-
-        def _run_wave(self, wave, *rest):
+        def run_wave(self, wave, *rest):
             seen.append(len(wave.rows))
-            super()._run_wave(wave, *rest)
+            super().run_wave(wave, *rest)
 
+    fitting = iter([3, 1, 4, 1, 5])
+    monkeypatch.setattr(LaneMemory, "fitting_width", lambda *_: next(fitting))
     problem.run("fedavg", "any", "replacement", "all", "constant", engine=Narrow)
     assert seen == [3, 2] * 5
 
@@ -150,7 +153,7 @@ def test_interrupted_in_the_first_round_it_goes_on_after_the_start(problem, tmp_
         problem.run(*combination, engine=AtOnce, callbacks=[Checkpoints(tmp_path)])
     stored = read_checkpoint(tmp_path)
     assert stored.round == 0
-    assert stored.facts["bytes_total"] > 0  # the start from full gradients is not charged twice
+    assert stored.facts.bytes_total > 0  # the start from full gradients is not charged twice
     assert same(problem.run(*combination, resume=stored), problem.run(*combination))
 
 
@@ -228,14 +231,6 @@ def start(*arguments):
     return subprocess.Popen(command, env=ENVIRONMENT, **output)
 
 
-def wait_until(condition, process):
-    until = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 def lines(path):
     return path.read_text().count("\n") if path.exists() else 0
 
@@ -258,9 +253,9 @@ def test_the_command_saves_ends_and_goes_on(name, code, in_one_go, tmp_path):
     (file, whole), out = in_one_go, tmp_path / "a folder"
     process = start(file, "--out", out)
     history = out / "fedagrac" / "history.jsonl"
-    wait_until(lambda: lines(history) >= 3, process)
+    wait_while_running(lambda: lines(history) >= 3, process)
     process.send_signal(getattr(signal, name))
-    _, said = process.communicate(timeout=120)
+    _, said = finish(process)
     assert process.returncode == code, said
     assert f"interrupted by {name}" in said
     assert f"resume with: fedagrac run --resume --out '{out}'" in " ".join(said.split())
@@ -271,7 +266,7 @@ def test_the_command_saves_ends_and_goes_on(name, code, in_one_go, tmp_path):
     assert read_checkpoint(out / "fedagrac" / "checkpoint").round == done
     assert (out / "fedavg" / "status.json").exists()
     again = start("--resume", "--out", out, "--json")
-    printed, said = again.communicate(timeout=240)
+    printed, said = finish(again)
     assert again.returncode == 0, said
     assert [run["rounds"] for run in json.loads(printed)["runs"]] == [ROUNDS, ROUNDS]
     model = Path("fedagrac", "model.safetensors")
@@ -285,10 +280,11 @@ def test_the_command_does_not_wait_for_a_long_round(tmp_path):
     file, out = tmp_path / "mini.toml", tmp_path / "out"
     file.write_text(EXPERIMENT.format(rounds=3, steps=10_000, engine="serial").replace("= 10_000", "= 2_500_000"))
     process = start(file, "--out", out)
-    wait_until((out / "fedavg" / "history.jsonl").exists, process)
-    time.sleep(1.0)
+    wait_while_running((out / "fedavg" / "history.jsonl").exists, process)
+    prepared = processor_seconds(process.pid)
+    wait_while_running(lambda: processor_seconds(process.pid) > prepared + 0.5, process)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=120)
+    _, said = finish(process)
     assert process.returncode == 143, said
     assert read_checkpoint(out / "fedavg" / "checkpoint").round == 0
 

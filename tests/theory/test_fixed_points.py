@@ -104,11 +104,11 @@ class Probe(fg.Callback):
 
     def put(self, run, z):
         x, *rest = torch.from_numpy(z).reshape(-1, self.d)
-        run.state = {**run.state, "x": x}
+        run.server.state = {**run.state, "x": x}
         if rest:
             rows = torch.stack(rest[1:])
-            run.state = {**run.state, "nu": rest[0]}
-            run.table.put(np.arange(len(rows)), {"nu": rows, "v": rows})
+            run.server.state = {**run.state, "nu": rest[0]}
+            run.server.table.put(np.arange(len(rows)), {"nu": rows, "v": rows})
 
     def on_start(self, run):
         self.put(run, self.states[0])
@@ -116,7 +116,10 @@ class Probe(fg.Callback):
     def on_round(self, run, record):
         parts = [run.state["x"]]
         if "nu" in run.state:
-            parts += [run.state["nu"], run.table.rows(np.arange(run.federation.num_clients))["nu"].flatten()]
+            parts += [
+                run.state["nu"],
+                run.server.table.rows(np.arange(run.fleet.federation.num_clients))["nu"].flatten(),
+            ]
         self.images.append(torch.cat(parts).numpy().copy())
         if len(self.images) < len(self.states):
             self.put(run, self.states[len(self.images)])

@@ -64,14 +64,14 @@ def bench(
     checked = cast("Precision", one_of("--precision", precision, ["float32", "tf32"]))
     positive("--budget", budget)
     from fedagrac.engines.choice import CANDIDATES
-    from fedagrac.experiments.bench import WORKLOADS, engines_for, machine
+    from fedagrac.experiments.bench import CASES, engines_for, machine
 
     computing.start()
     where = _device(device)
     names = [
         one_of("--engines", name, CANDIDATES) for name in (engines.split(",") if engines else engines_for(where))
     ]
-    tasks = [one_of("workload", name, WORKLOADS) for name in workloads or WORKLOADS]
+    tasks = [one_of("workload", name, CASES) for name in workloads or CASES]
     facts = {"machine": machine(where), "precision": precision}
     rows = _timed(chosen, tasks, names, where, checked, budget, out, facts)
     if as_json:

@@ -44,7 +44,7 @@ def check_resumable(resume: bool, out: Path | None) -> None:
 
 def start() -> None:
     """Set this process up for many steps: the C library keeps freed memory for the next step."""
-    from fedagrac.engines.lanes.memory import keep_freed_memory
+    from fedagrac.engines import keep_freed_memory
 
     keep_freed_memory()
 
@@ -53,7 +53,8 @@ def experiment_table(
     file: Path | None, settings: Sequence[str] | None, engine: str | None = None
 ) -> dict[str, Any]:
     """Return the table in a file, or the built-in experiment, with the engine and the settings applied."""
-    from fedagrac.experiments.schema import apply_settings, default_table, read_toml
+    from fedagrac.experiments.overrides import apply_settings
+    from fedagrac.experiments.schema import default_table, read_toml
 
     table = default_table() if file is None else read_toml(file)
     if engine is not None:
@@ -63,14 +64,18 @@ def experiment_table(
 
 
 def prepare_experiment(
-    experiment: Experiment, file: Path | None, data_dir: Path | None, trust_imports: bool
+    experiment: Experiment,
+    file: Path | None,
+    data_dir: Path | None,
+    trust_imports: bool,
+    state_dir: Path | None = None,
 ) -> Prepared:
     """Load the data and build the model and the algorithms. Models may lie beside the experiment file."""
     from fedagrac.experiments.run import prepare
     from fedagrac.models import Imports
 
     with naming_options(trusted="--trust-imports"):
-        return prepare(experiment, data_dir, Imports(file and file.parent, trust_imports))
+        return prepare(experiment, data_dir, Imports(file and file.parent, trust_imports), state_dir)
 
 
 def check_out(out: Path) -> None:

@@ -1,6 +1,6 @@
 """The commands `fedagrac data list`, `fetch` and `verify`.
 
-This module prints; `fedagrac.data.files` finds, checks and downloads.
+This module prints; `fedagrac.data` finds, checks and downloads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedagrac.cli.printing import plain_table, print_error
 from fedagrac.errors import one_of
 
 if TYPE_CHECKING:
-    from fedagrac.data.files import DataSet
+    from fedagrac.data.catalogue import DataSet
 
 __all__ = ["data_app"]
 
@@ -55,7 +55,7 @@ def list_data(
       fedagrac data list --cite > data.bib
       fedagrac data list --data-dir /data --json
     """
-    from fedagrac.data.files import DATA_FILES
+    from fedagrac.data.catalogue import DATA_FILES
 
     rows = [_built_in(name) for name in BUILT_IN]
     rows += [_description(data, data_dir) for data in DATA_FILES.values()]
@@ -104,7 +104,7 @@ def _built_in(name: str) -> Row:
 
 def _description(data: DataSet, data_dir: Path | None) -> Row:
     """Return the row of a data set with files."""
-    from fedagrac.data.files import locate
+    from fedagrac.data.locating import locate
 
     folder = locate(data, data_dir)
     on_disk = None if folder is None else sum((folder / file.path).stat().st_size for file in data.files)
@@ -158,8 +158,8 @@ def fetch(
 
 def _fetched(name: str, data_dir: Path | None) -> Row:
     """Download a data set unless it is present and correct. Print an error, and return a row."""
-    from fedagrac.data.files import DataError
-    from fedagrac.data.files import fetch as download
+    from fedagrac.data.download import fetch as download
+    from fedagrac.data.locating import DataError
 
     row: Row = {"name": name, "status": "ok", "folder": None, "error": None}
     if name in BUILT_IN:
@@ -173,10 +173,10 @@ def _fetched(name: str, data_dir: Path | None) -> Row:
 
 def _correct_copy(name: str, data_dir: Path | None) -> Path | None:
     """Return a folder with a verified copy, or None. With `data_dir`, copies elsewhere do not count."""
-    from fedagrac.data import files
+    from fedagrac.data import locating
 
-    folder = files.locate(name) if data_dir is None else None
-    if folder is not None and all(status.state == "ok" for status in files.verify(name, folder)):
+    folder = locating.locate(name) if data_dir is None else None
+    if folder is not None and all(status.state == "ok" for status in locating.verify(name, folder)):
         return folder
     return None
 
@@ -200,7 +200,7 @@ def verify(
       fedagrac data verify cifar10 --data-dir /data --json
     """
     _check_names(names or [])
-    from fedagrac.data.files import DATA_FILES
+    from fedagrac.data.catalogue import DATA_FILES
 
     rows = [_verified(name, data_dir) for name in dict.fromkeys(names or DATA_FILES) if name not in BUILT_IN]
     if as_json:
@@ -217,11 +217,11 @@ def verify(
 
 def _verified(name: str, data_dir: Path | None) -> Row:
     """Verify a data set, and return a row with its files."""
-    from fedagrac.data import files
+    from fedagrac.data import locating
 
-    folder = files.found_in(name, data_dir)
-    place = folder or files.folders(name, data_dir)[0]
-    statuses = files.verify(name, place)
+    folder = locating.found_in(name, data_dir)
+    place = folder or locating.folders(name, data_dir)[0]
+    statuses = locating.verify(name, place)
     status = "ok"
     if any(file.state != "ok" for file in statuses):
         status = "absent" if folder is None else "differs"
@@ -273,7 +273,7 @@ def _print_verified(row: Row, full: bool) -> None:
 
 def _check_names(names: list[str]) -> None:
     """Check that all names are those of data sets."""
-    from fedagrac.data.files import DATA_FILES
+    from fedagrac.data.catalogue import DATA_FILES
 
     for name in names:
         one_of("data set", name, [*DATA_FILES, *BUILT_IN])

@@ -58,7 +58,7 @@ def _findings() -> dict[str, dict[str, str]]:
     """Return what is printed: facts by name, by section."""
     import fedagrac
     from fedagrac.data import DATASETS
-    from fedagrac.data.files import data_roots
+    from fedagrac.data.locating import data_roots
 
     return {
         "versions": _versions(),
@@ -94,7 +94,7 @@ def _devices() -> dict[str, str]:
     """Return the devices, and whether torch can use them."""
     import torch
 
-    devices = {"cpu": f"usable, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"}
+    devices = {"cpu": f"usable, cores: {os.cpu_count()}, threads of torch: {torch.get_num_threads()}"}
     if not torch.cuda.is_available():
         devices["cuda"] = "not usable: torch finds no GPU"
         return devices
@@ -132,7 +132,8 @@ def _engines() -> dict[str, str]:
 
 def _location(name: str) -> str:
     """Return where a data set is, or how to get it."""
-    from fedagrac.data.files import DATA_FILES, locate
+    from fedagrac.data.catalogue import DATA_FILES
+    from fedagrac.data.locating import locate
 
     if name not in DATA_FILES:
         return "built in"

@@ -20,7 +20,7 @@ from fedagrac.errors import one_of, positive
 from fedagrac.files import make_folder
 
 if TYPE_CHECKING:
-    from fedagrac.paper import Cell, Recipe, Record, Records, Scale, Table, Verdict
+    from fedagrac.paper import Recipe, Records, Scale, Table, Trial, TrialRecord, Verdict
 
 __all__ = ["reproduce"]
 
@@ -46,13 +46,13 @@ def reproduce(
 ) -> None:
     """Reproduce a table or figure of the paper: our figures beside the paper's, and which claims hold.
 
-    The outcome of each run is stored as a small record. Recorded runs are not
-    repeated, so a long recipe can be stopped and started again.
+    Every run is recorded in RECIPE.jsonl. Recorded runs are not repeated, so a
+    long recipe can be stopped and started again.
 
     [bold]Examples[/]
       fedagrac reproduce table-models
       fedagrac reproduce table1 --only lr/
-      fedagrac reproduce table-variance --scale paper --time-budget 3000
+      fedagrac reproduce table1 --scale paper --out reproduction
     """
     one_of("--scale", scale, ["quick", "medium", "paper"])
     if time_budget is not None:
@@ -82,18 +82,17 @@ def _reproduce(
     from fedagrac.paper import Records, records_of
 
     notes, records = Console(stderr=True), Records(out)
-    cells = [cell for cell in recipe.cells(scale) if only in cell.name]
+    trials = [trial for trial in recipe.trials(scale) if only in trial.name]
     left = None if end is None else end - time.monotonic()
-    if recipe.run is not None and not _run(recipe, cells, records, data_dir, left, notes):
+    if recipe.run is not None and not _run(recipe, trials, records, data_dir, left, notes):
         notes.print("the time budget is spent: run the same command again to continue", highlight=False)
     recorded = records_of(recipe, scale, records)
     table, verdicts = recipe.table(recorded, scale), recipe.claims(recorded)
     if recipe.picture is not None and recorded:
         from fedagrac.report.pictures import save
 
-        folder = out / recipe.name
-        make_folder(folder)
-        picture = save(recipe.picture(recorded, scale), folder / scale)
+        make_folder(out)
+        picture = save(recipe.picture(recorded, scale), out / f"{recipe.name}-{scale}")
         notes.print(f"picture: {picture}", highlight=False, soft_wrap=True)
     if not as_json:
         _print(recipe, table, verdicts)
@@ -104,7 +103,7 @@ def _reproduce(
 
 def _run(
     recipe: Recipe,
-    cells: list[Cell],
+    trials: list[Trial],
     records: Records,
     data_dir: Path | None,
     time_budget: float | None,
@@ -113,10 +112,10 @@ def _run(
     """Do the runs that are not recorded behind a progress bar. Return whether all runs are recorded now."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from fedagrac.paper import run_cells
+    from fedagrac.paper import run_trials
 
-    def rounds(some: Iterable[Cell]) -> int:
-        return sum(cell.settings.get("rounds", 1) for cell in some)
+    def rounds(some: Iterable[Trial]) -> int:
+        return sum(trial.settings.get("rounds", 1) for trial in some)
 
     columns = (
         TextColumn("{task.description}", style="bold"), BarColumn(bar_width=None), MofNCompleteColumn(),
@@ -125,12 +124,12 @@ def _run(
     assert recipe.run is not None
     done, begun = 0, False
     with Progress(*columns, console=notes, transient=True) as bar:
-        task = bar.add_task(recipe.name, total=rounds(cells))
+        task = bar.add_task(recipe.name, total=rounds(trials))
 
         def say(line: str) -> None:
             notes.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
 
-        def show(some: list[Cell], recorded: list[Record]) -> None:
+        def show(some: list[Trial], recorded: list[TrialRecord]) -> None:
             nonlocal done, begun
             if not recorded:
                 begun = begun or bool(some)
@@ -139,13 +138,13 @@ def _run(
             bar.update(task, completed=done)
             seconds = recorded[0].outcome["seconds"]
             if not begun:
-                say(f"{recipe.name}: {len(some)} of {len(cells)} runs are already recorded")
+                say(f"{recipe.name}: {len(some)} of {len(trials)} runs are already recorded")
             elif seconds >= 1:
                 others = f" and {len(some) - 1} others" if len(some) > 1 else ""
                 say(f"{some[0].name}{others}: recorded, {seconds} s")
 
         run = functools.partial(recipe.run, data_dir=data_dir)
-        return run_cells(recipe.name, cells, records, run, time_budget, show, lambda: bar.advance(task))
+        return run_trials(recipe.name, trials, records, run, time_budget, show, lambda: bar.advance(task))
 
 
 def _print(recipe: Recipe, table: Table, verdicts: list[Verdict]) -> None:

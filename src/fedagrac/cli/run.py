@@ -63,12 +63,12 @@ def run(
     checked = Experiment.of(computing.experiment_table(file, settings, engine))
     if out is not None and not resume and ranks.rank == 0:
         computing.check_out(out)
-    prepared = computing.prepare_experiment(checked, file, data_dir, trust_imports)
+    prepared = computing.prepare_experiment(checked, file, data_dir, trust_imports, state_dir)
     with computing.output_folder(out, checked.name) as folder:
         options = {"--data-dir": data_dir, "--state-dir": state_dir, "--trust-imports": trust_imports}
         with computing.advising(folder, _resume_command(folder, ranks.size, options)):
             console = Console(stderr=True, quiet=ranks.rank > 0)
-            folders = _run(prepared, folder, resume, state_dir, console, as_json)
+            folders = _run(prepared, folder, resume, console, as_json)
         leave_ranks()
         if ranks.rank == 0:
             _report(prepared, folders, folder, as_json)
@@ -93,9 +93,7 @@ def _resume_command(folder: Path, processes: int, options: dict[str, Path | bool
     return words if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", *words]
 
 
-def _run(
-    prepared: Prepared, folder: Path, resume: bool, state_dir: Path | None, console: Console, as_json: bool
-) -> list[Path]:
+def _run(prepared: Prepared, folder: Path, resume: bool, console: Console, as_json: bool) -> list[Path]:
     """Run all algorithms behind a progress bar, and return their folders."""
     from fedagrac.callbacks.progress import Progress
     from fedagrac.experiments.run import run_experiment
@@ -112,7 +110,7 @@ def _run(
         Progress(len(prepared.entries), experiment.rounds, console) as progress,
         showing_log(console, quiet=as_json),
     ):
-        return run_experiment(prepared, folder, progress, resume=resume, state_dir=state_dir)
+        return run_experiment(prepared, folder, progress, resume=resume)
 
 
 def _report(prepared: Prepared, folders: list[Path], folder: Path, as_json: bool) -> None:
