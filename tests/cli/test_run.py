@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 
 import fedagrac as fg
 from command_line import command, process
-from fedagrac.callbacks import run_folder
+from fedagrac.experiments.build import build_steps
 from fedagrac.experiments.overrides import apply_settings
 from fedagrac.experiments.schema import Experiment, default_table
+from fedagrac.storage import run_folder
 
 SMALL = ["--set", "rounds=2", "--set", "data.clients=4", "--set", "steps={kind='linear',first=1,increment=2}"]
 
@@ -83,7 +84,7 @@ def test_the_embedded_default_is_the_one_promised():
         "fedavg", "fedprox", "fednova", "scaffold", "fedlin",
         "fedagrac", "fedagrac-avg", "fedagrac-first", "fedagrac-reverse",
     ]  # fmt: skip
-    K = e.build_steps().counts(0, 20, 0)
+    K = build_steps(e.steps).counts(0, 20, 0)
     assert K.max() > 20 * K.min()
 
 
@@ -347,7 +348,7 @@ def test_fedlins_step_size_is_scaled_by_kbar_unless_given():
 
     e = Experiment.of(apply_settings(default_table(), ["algorithm=[{name='fedlin'}]"]))
     prepared = prepare(e)
-    K = e.build_steps().counts(0, 20, 0)
+    K = build_steps(e.steps).counts(0, 20, 0)
     assert prepared.entries[0].algorithm.lr == pytest.approx(0.1 * float(prepared.federation.weights @ K))
     own = prepare(Experiment.of(apply_settings(default_table(), ["algorithm=[{name='fedlin',lr=0.7}]"])))
     assert own.entries[0].algorithm.lr == 0.7
