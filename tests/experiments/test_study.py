@@ -1,4 +1,4 @@
-"""An experiment beside the theory: errors, slopes, the study and its command."""
+"""Studies of experiments: errors, slopes, rates and the command."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ TABLE = {
 
 
 def small(module=None, clients=4, **changes):
-    """A convex experiment of eight parameters: clients that disagree."""
+    """Return a convex experiment with eight parameters and clients that disagree."""
     prepared = prepare(Experiment.of({**TABLE, **changes}))
     rng = np.random.default_rng(0)
     data = []
@@ -53,7 +53,7 @@ def small(module=None, clients=4, **changes):
 
 
 def test_errors_are_the_excess_of_every_round():
-    """F(x_t) - F(x*) of a simulation, in NumPy from its models."""
+    """The reference is F(x_t) - F(x*) of simulated models, computed in NumPy."""
     q = quadratics()
     problem = Problem(q.module(), q.federation(), half_square, batch_size=None)
 
@@ -76,7 +76,7 @@ def test_errors_are_the_excess_of_every_round():
 
 
 def test_a_slope_and_its_interval():
-    """Exact powers; and of 400 noisy samples the interval holds the true slope in about 95 of 100."""
+    """The slope of powers is exact, and about 95 % of 400 intervals for noisy samples contain the true slope."""
     assert slope([1, 10, 100], [5.0, 0.5, 0.05]).value == pytest.approx(-1)
     rng = np.random.default_rng(0)
     x = np.tile([1.0, 2, 4, 8], 3)
@@ -134,7 +134,7 @@ def test_a_convex_experiment_is_studied():
 
 
 def test_directions_are_reduced_without_moving_the_stable_step():
-    """Of a quadratic in 60 dimensions the stiffest and softest 48 directions decide."""
+    """The stiffest and softest 48 of 60 directions determine the largest stable step."""
     rng = np.random.default_rng(0)
     Q = np.linalg.qr(rng.normal(size=(60, 60)))[0]
     hessians = [(Q * (np.geomspace(0.1, 10, 60) * rng.uniform(0.9, 1.1, 60))) @ Q.T for _ in range(3)]
@@ -146,12 +146,12 @@ def test_directions_are_reduced_without_moving_the_stable_step():
     assert rates[0] == pytest.approx(rates[1], rel=1e-5)
 
 
-def test_what_is_convex_needs_weight_decay():
+def test_a_convex_problem_needs_weight_decay():
     with pytest.raises(InputError, match=r"weight_decay = 0\.0: expected a number above 0"):
         study(small(weight_decay=0.0))
 
 
-def test_a_network_is_set_beside_theorem_2():
+def test_a_network_is_compared_with_theorem_2():
     result = study(small(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), rounds=6))
     assert [bound.name for bound in result.bounds] == [
         bounds.theorem2([1.0], [1], L=1, sigma2=1, gap=1, rounds=1).name
@@ -193,9 +193,9 @@ def test_a_quadratic_model_has_the_gradients_of_the_problem():
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):
-    """With an experiment of eight parameters in place of the file's 650, which take ten times as long."""
+    """The experiment has eight parameters in place of the 650 in the file, which would take ten times as long."""
     monkeypatch.setattr(
-        "fedagrac.experiments.run.prepare", lambda checked, data_dir, imports: small(rounds=checked.rounds)
+        "fedagrac.experiments.run.prepare", lambda experiment, *where: small(rounds=experiment.rounds)
     )
     file = tmp_path / "small.toml"
     file.write_text(

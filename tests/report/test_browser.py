@@ -1,4 +1,4 @@
-"""The report as a browser shows it: Debian's Chromium without a window, driven by its own driver."""
+"""The report in a browser: headless Chromium with its own driver."""
 
 import base64
 import json
@@ -40,7 +40,7 @@ CURVES = ("accuracy-rounds", "accuracy-time", "accuracy-bytes", "test-loss", "tr
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The report that `fedagrac run` leaves."""
+    """The report that `fedagrac run` writes."""
     experiment = small_experiment(4, 6, STEPS, ("fedavg", "scaffold", "fedagrac"))
     return run_small(tmp_path_factory.mktemp("browser"), experiment) / "report.html"
 
@@ -66,7 +66,7 @@ def report(browser, page):
 
 def opened(browser, page):
     browser.get("about:blank")
-    browser.get_log("performance")  # what came before is not this page's doing
+    browser.get_log("performance")  # discard the messages of earlier pages
     browser.get_log("browser")
     browser.get(page.as_uri())
     drawn = "return [...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.plot-container'))"
@@ -80,7 +80,7 @@ def until(browser, script, *arguments):
 
 @contextmanager
 def emulating(browser, **settings):
-    """Show the page on another screen: a command of the browser's protocol and its arguments."""
+    """Show the page on another screen; each setting holds the arguments of a browser command."""
     commands = {
         "phone": ("Emulation.setDeviceMetricsOverride", "Emulation.clearDeviceMetricsOverride"),
         "touch": ("Emulation.setTouchEmulationEnabled", None),
@@ -132,7 +132,7 @@ def test_every_curve_is_there(report):
     assert len(report.find_elements(By.CSS_SELECTOR, "#steps-0 .barlayer .point")) == 6
 
 
-def test_a_curve_tells_its_values(report):
+def test_pointing_at_a_curve_shows_its_values(report):
     plot = report.find_element(By.ID, "accuracy-bytes")
     report.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
     x, y, name, value = report.execute_script(
@@ -275,8 +275,8 @@ def test_hostile_names_are_shown_and_do_nothing(browser, tmp_path):
     assert [url for url in requests(browser) if not url.startswith(("file:", "data:"))] == []
 
 
-def test_the_content_policy_stops_what_would_slip_through(report):
-    """Even a script or a picture put into the page afterwards is not run or fetched."""
+def test_the_content_policy_blocks_added_scripts_and_pictures(report):
+    """A script or a picture that is added to the open page is not run or fetched."""
     report.execute_script(
         "const script = document.createElement('script'); script.textContent = 'window.taken = 1';"
         "document.body.append(script);"

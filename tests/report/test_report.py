@@ -1,4 +1,4 @@
-"""The report: what is in the summary, on the page and in the pictures, and what it does with bad folders."""
+"""The report: the summary, the page, the pictures, and the errors for bad folders."""
 
 import json
 import re
@@ -14,7 +14,6 @@ from matplotlib.colors import to_hex
 import fedagrac as fg
 from fedagrac.cli.app import main
 from fedagrac.data.describe import MOST_SHOWN, describe
-from fedagrac.errors import InputError
 from fedagrac.report import find_runs, read_run, render_page, summarise, write_report
 from fedagrac.report.charts import charts_of, curve, series_of
 from fedagrac.report.pictures import plot_chart, plot_curves, plot_label_counts, plot_steps, save
@@ -31,13 +30,13 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def without_pictures(monkeypatch):
-    """For tests that are about something else: drawing takes most of the time."""
+    """Skip drawing, which takes most of the time, in tests of something else."""
     monkeypatch.setattr("fedagrac.report.folder.save", lambda figure, stem: stem)
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """The folder of a small experiment, run by the command; tests do not change it."""
+    """The folder of a small experiment that the command ran; tests do not change it."""
     return run_small(tmp_path_factory.mktemp("small"), SMALL)
 
 
@@ -53,7 +52,7 @@ SMALL = small_experiment(3, 5, {"kind": "extreme", "slow": 2, "fast": 9}, ("scaf
 
 
 class Page(HTMLParser):
-    """What a browser would find: tags, texts, and the contents of scripts."""
+    """The tags, texts and scripts of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -107,7 +106,7 @@ def test_a_target_that_is_not_reached_and_none_at_all(tmp_path):
     assert [row["bytes_to_target"] for row in rows] == [None, None, 2000]
     assert "rounds to 90%" in render_page([never])
     assert "rounds to" not in render_page([none])
-    assert "rounds to target" in render_page([never, stopped])  # two targets: no one number
+    assert "rounds to target" in render_page([never, stopped])  # two different targets
 
 
 # the pictures' data
@@ -222,7 +221,7 @@ def test_without_accuracy_the_losses_are_drawn_against_everything(tmp_path):
     assert write_report([untested], tmp_path / "untested").exists()
 
 
-def test_a_diverged_run_keeps_what_it_has(tmp_path):
+def test_a_diverged_run_keeps_its_rounds(tmp_path):
     fine = write_run(tmp_path / "fedavg", [record(1, 0.5), record(2, 0.6)])
     records = [record(1, 0.4, train_loss=1e30), record(2, None, train_loss=None)]
     gone = write_run(tmp_path / "fedprox", records, "fedprox", "diverged", "round 2: no longer finite")
@@ -230,12 +229,12 @@ def test_a_diverged_run_keeps_what_it_has(tmp_path):
     page = Page(render_page(find_runs([fine, gone, alone])))
     assert page.lines("accuracy-rounds")["fedprox (diverged)"]["y"] == [40]
     assert "fedprox diverged: round 2: no longer finite" in page.texts
-    assert Page(render_page([read_run(alone)])).figures == {}  # nothing but the table
+    assert Page(render_page([read_run(alone)])).figures == {}  # only the table
     assert write_report([read_run(alone)], alone).exists()
     assert write_report(find_runs([fine, gone, alone]), tmp_path).exists()
 
 
-def test_a_run_that_was_cut_off_is_read_up_to_its_last_whole_line(tmp_path):
+def test_an_interrupted_run_is_shown_up_to_its_last_whole_line(tmp_path):
     folder = write_run(tmp_path / "run", [record(1, 0.5), record(2, 0.6)], status=None)
     with (folder / "history.jsonl").open("a") as file:
         file.write('{"round": 3, "test_acc')
@@ -281,7 +280,7 @@ def test_text_from_files_is_text_on_the_page(tmp_path):
 
 
 @pytest.mark.parametrize("label", ["$\\frac", "_hidden", "a\nb", "{x} %s %{y}", "100 % & more", "[red]"])
-def test_labels_with_signs_of_the_drawing_library(label, tmp_path, capsys, without_pictures):
+def test_labels_with_characters_that_are_special_to_the_drawing_library(label, tmp_path, capsys, without_pictures):
     folder = write_run(tmp_path / "run", [record(1, 0.5), record(2, 0.6)], label=label)
     code, out, err = command("report", str(folder), capsys=capsys)
     assert code == 0, err
@@ -295,7 +294,7 @@ def test_labels_with_signs_of_the_drawing_library(label, tmp_path, capsys, witho
 # the page by itself
 
 
-def test_the_page_is_one_file_that_asks_for_nothing(tmp_path):
+def test_the_page_is_one_file_that_makes_no_requests(tmp_path):
     run = read_run(write_run(tmp_path / "run", [record(1, 0.5), record(2, 0.6)]))
     text = render_page([run])
     page = Page(text)
@@ -304,8 +303,8 @@ def test_the_page_is_one_file_that_asks_for_nothing(tmp_path):
     (policy,) = [a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")
     assert "url(" not in text.split("<style>")[1].split("</style>")[0]
-    assert text.count("plotly.js v") == 1  # the library, once
-    assert text == render_page([run])  # nothing depends on the moment
+    assert text.count("plotly.js v") == 1  # the library is included once
+    assert text == render_page([run])  # the page does not depend on the time
 
 
 def test_settings_environment_and_citations_are_on_the_page(tmp_path):
@@ -368,7 +367,7 @@ def test_a_federation_without_labels_has_a_picture_of_its_steps_only(tmp_path):
 # the command
 
 
-def test_run_ends_with_a_report_and_report_makes_the_same_again(small, capsys, monkeypatch):
+def test_run_writes_a_report_and_report_writes_the_same_again(small, capsys, monkeypatch):
     pictures = {str(p.relative_to(small)): p.read_bytes() for p in small.rglob("*.pdf")}
     assert set(pictures) == {
         "curves.pdf", "costs.pdf", "figures/accuracy-rounds.pdf", "figures/accuracy-time.pdf",
@@ -376,7 +375,7 @@ def test_run_ends_with_a_report_and_report_makes_the_same_again(small, capsys, m
         "figures/steps.pdf",
     }  # fmt: skip
     assert {str(p.relative_to(small).with_suffix(".pdf")) for p in small.rglob("*.png")} == set(pictures)
-    monkeypatch.setattr(fg.Federation, "load", None)  # the folder's files are enough
+    monkeypatch.setattr(fg.Federation, "load", None)  # the files in the folder are enough
     code, out, err = command("report", str(small), "--out", "again", "--json", capsys=capsys)
     assert code == 0, err
     assert Path("again/report.html").read_bytes() == (small / "report.html").read_bytes()
@@ -450,7 +449,7 @@ def test_several_folders_make_one_page_elsewhere(tmp_path, capsys, without_pictu
         (lambda: broken("federation.json", "\xff"), "federation.json"),
     ],
 )
-def test_what_is_no_run_folder_is_named_in_one_line(make, message, capsys):
+def test_a_bad_run_folder_is_reported_in_one_line(make, message, capsys):
     make()
     code, out, err = command("report", "nonsense", capsys=capsys)
     assert code == 2
@@ -466,15 +465,6 @@ def broken(name, content):
     (folder / name).unlink(missing_ok=True)
     if content is not None:
         (folder / name).write_text(content, encoding="latin-1")
-
-
-def test_federation_lists_must_fit_together(tmp_path):
-    facts = vars(describe(fg.Federation.from_arrays([([[0.0]], [0])]), np.array([1])))
-    folder = write_run(tmp_path / "run", [record(1, 0.5)])
-    for changed in ({"steps": [1, 2]}, {"labels": [[1], [2]]}, {"shown": [0, 1], "labels": None}):
-        (folder / "federation.json").write_text(json.dumps({**facts, **changed}))
-        with pytest.raises(InputError, match="as many"):
-            read_run(folder)
 
 
 def test_a_file_where_the_report_should_go(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The constants of a problem: measured against closed forms, NumPy and whole Hessians."""
+"""The measured constants of a problem against closed forms, NumPy and full Hessians."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def softmax_problem(classes=3, features=4, weight_decay=0.05, batch_size=7, seed
 
 
 def whole_hessian(problem, i, x):
-    """Column by column from the second derivative, whatever formula the problem has."""
+    """Return the Hessian column by column from second derivatives, without a closed form."""
     return torch.stack([problem.curvature(i, x, e) for e in torch.eye(problem.size, dtype=x.dtype)], 1)
 
 
@@ -138,8 +138,8 @@ def test_eigenvalues_are_those_of_numpy(seed, size, repeated):
     assert extreme_eigenvalues(lambda v: A @ v, size) == pytest.approx((values.min(), values.max()), abs=1e-10)
 
 
-def test_what_has_no_minimiser_says_so():
-    """A loss that is linear in x falls for ever."""
+def test_a_problem_without_a_minimiser_is_an_error():
+    """A loss that is linear in x has no minimum."""
     fed = fg.Federation.from_arrays([([[1.0], [2.0]], [0.0, 1.0])])
     problem = Problem(nn.Linear(1, 1), fed, loss=lambda output, target: output.mean())
     with pytest.raises(FedagracError, match="weight_decay"):
