@@ -68,16 +68,16 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "fedagrac.algorithms": "Algorithm FedAvg FedLin FedNova FedProx FedaGrac Scaffold algorithm",
+    "fedagrac.algorithms.base": "Cost Stateless Traits average",
     "fedagrac.callbacks": "Callback Checkpoints EarlyStop MLflow TensorBoard",
+    "fedagrac.core.cohort": "Cohort",
+    "fedagrac.core.local": "Plan Result",
     "fedagrac.data": "Dirichlet Federation IID Indices Natural Partition Resample Shards",
     "fedagrac.errors": "FedagracError InputError",
     "fedagrac.heterogeneity": (
         "Clock Constant DEVICES DeviceProfile Devices Explicit Extreme Gaussian Linear Participation StepSchedule "
         "Uniform"
     ),
-    "fedagrac.algorithms.base": "Cost Stateless Traits average",
-    "fedagrac.core.cohort": "Cohort",
-    "fedagrac.core.local": "Plan Result",
     "fedagrac.rounds.api": "simulate simulate_many",
     "fedagrac.rounds.guard": "Guard",
     "fedagrac.rounds.loop": "Run",

@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 
 import fedagrac as fg
 from command_line import command, process
-from fedagrac.callbacks import run_folder
+from fedagrac.experiments.build import build_steps
 from fedagrac.experiments.overrides import apply_settings
 from fedagrac.experiments.schema import Experiment, default_table
+from fedagrac.storage import run_folder
 
 SMALL = ["--set", "rounds=2", "--set", "data.clients=4", "--set", "steps={kind='linear',first=1,increment=2}"]
 
@@ -47,6 +48,14 @@ lr = 0.1
     return path
 
 
+def assert_refused(message, *arguments, capsys):
+    """Check that `fedagrac run` refuses its arguments with a message."""
+    code, _, err = command("run", *arguments, capsys=capsys)
+    assert code == 2
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err
+
+
 def test_the_default_runs_every_algorithm_and_leaves_a_run_folder(capsys):
     code, out, err = command("run", *SMALL, capsys=capsys)
     assert code == 0
@@ -75,7 +84,7 @@ def test_the_embedded_default_is_the_one_promised():
         "fedavg", "fedprox", "fednova", "scaffold", "fedlin",
         "fedagrac", "fedagrac-avg", "fedagrac-first", "fedagrac-reverse",
     ]  # fmt: skip
-    K = e.build_steps().counts(0, 20, 0)
+    K = build_steps(e.steps).counts(0, 20, 0)
     assert K.max() > 20 * K.min()
 
 
@@ -259,10 +268,7 @@ def test_stop_target_is_used_in_the_table(tmp_path, capsys):
 )
 def test_bad_settings_exit_with_2_and_write_nothing(settings, message, capsys):
     arguments = [part for setting in settings for part in ("--set", setting)]
-    code, _, err = command("run", *arguments, capsys=capsys)
-    assert code == 2
-    assert message in " ".join(err.split())
-    assert "Traceback" not in err
+    assert_refused(message, *arguments, capsys=capsys)
     assert list(Path().iterdir()) == []
 
 
@@ -284,10 +290,7 @@ def test_bad_files_exit_with_2(content, message, tmp_path, capsys):
     path = tmp_path / "bad.toml"
     if content is not None:
         path.write_bytes(content)
-    code, _, err = command("run", str(path), capsys=capsys)
-    assert code == 2
-    assert message in " ".join(err.split())
-    assert "Traceback" not in err
+    assert_refused(message, str(path), capsys=capsys)
 
 
 def test_a_folder_that_holds_something_is_not_touched(tmp_path, capsys):
@@ -345,7 +348,7 @@ def test_fedlins_step_size_is_scaled_by_kbar_unless_given():
 
     e = Experiment.of(apply_settings(default_table(), ["algorithm=[{name='fedlin'}]"]))
     prepared = prepare(e)
-    K = e.build_steps().counts(0, 20, 0)
+    K = build_steps(e.steps).counts(0, 20, 0)
     assert prepared.entries[0].algorithm.lr == pytest.approx(0.1 * float(prepared.federation.weights @ K))
     own = prepare(Experiment.of(apply_settings(default_table(), ["algorithm=[{name='fedlin',lr=0.7}]"])))
     assert own.entries[0].algorithm.lr == 0.7

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 from rich.console import Console
 
-from fedagrac.cli.computing import start_computing
+from fedagrac.cli import computing
 from fedagrac.cli.options import Json
 from fedagrac.cli.printing import plain_table
 from fedagrac.errors import InputError, one_of, positive
@@ -66,7 +66,7 @@ def bench(
     from fedagrac.engines.choice import CANDIDATES
     from fedagrac.experiments.bench import CASES, engines_for, machine
 
-    start_computing()
+    computing.start()
     where = _device(device)
     names = [
         one_of("--engines", name, CANDIDATES) for name in (engines.split(",") if engines else engines_for(where))

@@ -25,7 +25,7 @@ __all__ = [
     "experiment_table",
     "output_folder",
     "prepare_experiment",
-    "start_computing",
+    "start",
     "timestamp",
 ]
 
@@ -42,7 +42,7 @@ def check_resumable(resume: bool, out: Path | None) -> None:
         raise InputError("--resume", "without --out", "the folder to resume as well: --out DIR")
 
 
-def start_computing() -> None:
+def start() -> None:
     """Set this process up for many steps: the C library keeps freed memory for the next step."""
     from fedagrac.engines import keep_freed_memory
 

@@ -94,7 +94,7 @@ def _devices() -> dict[str, str]:
     """Return the devices, and whether torch can use them."""
     import torch
 
-    devices = {"cpu": f"usable, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"}
+    devices = {"cpu": f"usable, cores: {os.cpu_count()}, threads of torch: {torch.get_num_threads()}"}
     if not torch.cuda.is_available():
         devices["cuda"] = "not usable: torch finds no GPU"
         return devices

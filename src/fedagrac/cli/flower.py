@@ -14,7 +14,7 @@ from fedagrac.cli.options import naming_options
 __all__ = ["flower_app"]
 
 flower_app = typer.Typer(
-    help="Set up real federations, carried by Flower.",
+    help="Set up real federations with Flower.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

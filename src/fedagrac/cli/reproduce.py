@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedagrac.cli.computing import start_computing
+from fedagrac.cli import computing
 from fedagrac.cli.options import DataDir, Json
 from fedagrac.cli.printing import plain_table
 from fedagrac.errors import one_of, positive
@@ -52,7 +52,7 @@ def reproduce(
     [bold]Examples[/]
       fedagrac reproduce table-models
       fedagrac reproduce table1 --only lr/
-      fedagrac reproduce table1 --scale paper --out reproduction --time-budget 3000
+      fedagrac reproduce table1 --scale paper --out reproduction
     """
     one_of("--scale", scale, ["quick", "medium", "paper"])
     if time_budget is not None:
@@ -61,7 +61,7 @@ def reproduce(
     from fedagrac.paper import RECIPES
 
     one_of("NAME", name, [*RECIPES, "all"])
-    start_computing()
+    computing.start()
     outcomes = []
     for recipe in RECIPES.values() if name == "all" else [RECIPES[name]]:
         outcomes.append(_reproduce(recipe, cast("Scale", scale), only, out, data_dir, end, as_json))

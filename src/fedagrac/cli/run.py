@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedagrac.cli.computing import (
-    advising,
-    check_exists,
-    check_out,
-    check_resumable,
-    experiment_table,
-    output_folder,
-    prepare_experiment,
-    start_computing,
-)
+from fedagrac.cli import computing
 from fedagrac.cli.options import DataDir, Json, Resume, Settings, TrustImports, as_words, out_option
 from fedagrac.cli.printing import showing_log
 from fedagrac.cli.report import print_report
@@ -67,15 +58,15 @@ def run(
     from fedagrac.engines.ranks import leave_ranks, start_ranks
     from fedagrac.experiments.schema import Experiment
 
-    start_computing()
+    computing.start()
     ranks = start_ranks()
-    checked = Experiment.of(experiment_table(file, settings, engine))
+    checked = Experiment.of(computing.experiment_table(file, settings, engine))
     if out is not None and not resume and ranks.rank == 0:
-        check_out(out)
-    prepared = prepare_experiment(checked, file, data_dir, trust_imports, state_dir)
-    with output_folder(out, checked.name) as folder:
+        computing.check_out(out)
+    prepared = computing.prepare_experiment(checked, file, data_dir, trust_imports, state_dir)
+    with computing.output_folder(out, checked.name) as folder:
         options = {"--data-dir": data_dir, "--state-dir": state_dir, "--trust-imports": trust_imports}
-        with advising(folder, _resume_command(folder, ranks.size, options)):
+        with computing.advising(folder, _resume_command(folder, ranks.size, options)):
             console = Console(stderr=True, quiet=ranks.rank > 0)
             folders = _run(prepared, folder, resume, console, as_json)
         leave_ranks()
@@ -85,14 +76,14 @@ def run(
 
 def _file_to_run(experiment: Path | None, out: Path | None, resume: bool) -> Path | None:
     """Return the experiment file: the one given, the one in the folder to resume, or None for the built-in one."""
-    check_resumable(resume, out)
+    computing.check_resumable(resume, out)
     if experiment is None and resume and out is not None:
         file = out / "experiment.toml"
         if not file.exists():
             raise InputError("--out", str(out), "the folder of an experiment: there is no experiment.toml in it")
         return file
     if experiment is not None:
-        check_exists(experiment)
+        computing.check_exists(experiment)
     return experiment
 
 

@@ -12,15 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedagrac.cli.computing import (
-    advising,
-    check_exists,
-    check_out,
-    check_resumable,
-    experiment_table,
-    output_folder,
-    start_computing,
-)
+from fedagrac.cli import computing
 from fedagrac.cli.options import (
     DataDir,
     ExperimentFile,
@@ -37,6 +29,7 @@ from fedagrac.errors import InputError, count, one_of
 
 if TYPE_CHECKING:
     from fedagrac.experiments.sweep import By, Choice, Sweep
+    from fedagrac.models import Imports
     from fedagrac.report import StoredRun
     from fedagrac.report.heatmaps import HeatMap
 
@@ -56,7 +49,11 @@ def sweep(
     ] = 1,
     by: Annotated[
         str | None,
-        typer.Option("--by", metavar="NAME", help="Compare by accuracy, rounds (to the target) or loss."),
+        typer.Option(
+            "--by",
+            metavar="NAME",
+            help="Compare by accuracy, rounds or loss; default: what runs stop at, or accuracy.",
+        ),
     ] = None,
     settings: Settings = None,
     out: Annotated[Path | None, out_option("runs/NAME-sweep-TIME")] = None,
@@ -80,20 +77,22 @@ def sweep(
     count("--seeds", seeds)
     if by is not None:
         one_of("--by", by, NAMES)
-    check_resumable(resume, out)
-    check_exists(experiment)
-    start_computing()
+    computing.check_resumable(resume, out)
+    computing.check_exists(experiment)
+    from fedagrac.models import Imports
+
+    computing.start()
     checked = _checked(experiment, settings, grid, seeds)
     judged = _judged(by, checked)
     if out is not None and not resume:
-        check_out(out)
-    with output_folder(out, f"{checked.experiments[0].name}-sweep") as folder:
+        computing.check_out(out)
+    with computing.output_folder(out, f"{checked.experiments[0].name}-sweep") as folder:
         options = {
             "--grid": grid, "--set": settings, "--seeds": seeds, "--by": by, "--data-dir": data_dir,
             "--trust-imports": trust_imports, "--out": folder, "--resume": True,
         }  # fmt: skip
-        with advising(folder, ["fedagrac", "sweep", str(experiment), *as_words(options)]):
-            imports = experiment.parent, trust_imports
+        with computing.advising(folder, ["fedagrac", "sweep", str(experiment), *as_words(options)]):
+            imports = Imports(experiment.parent, trust_imports)
             folders = _run(checked, folder, data_dir, imports, resume, as_json)
         _finish(_outcome(checked, folders, judged), checked, folder, as_json)
 
@@ -103,7 +102,7 @@ def _checked(experiment: Path, settings: list[str] | None, grid: list[str], seed
     from fedagrac.experiments.schema import Experiment
     from fedagrac.experiments.sweep import Sweep
 
-    table = experiment_table(experiment, settings)
+    table = computing.experiment_table(experiment, settings)
     Experiment.of(table)  # an error in the file names its own key, even if that is called like an option
     with naming_options(grid="--grid", set="--set"):
         return Sweep.of(table, grid, seeds)
@@ -113,14 +112,13 @@ def _run(
     sweep: Sweep,
     folder: Path,
     data_dir: Path | None,
-    imports: tuple[Path, bool],
+    imports: Imports,
     resume: bool,
     as_json: bool,
 ) -> dict[str, list[Path]]:
     """Run every point with every seed behind a progress bar. Return the folders of the runs by point."""
     from fedagrac.callbacks.progress import Progress
     from fedagrac.experiments.sweep import run_sweep
-    from fedagrac.models import Imports
 
     console, first, seeds = Console(stderr=True), sweep.experiments[0], len(sweep.experiments)
     if not as_json:
@@ -130,7 +128,7 @@ def _run(
         Progress(len(sweep.points) * seeds, first.rounds, console) as progress,
         naming_options(trusted="--trust-imports"),
     ):
-        return run_sweep(sweep, folder, data_dir, progress, Imports(*imports), resume)
+        return run_sweep(sweep, folder, data_dir, progress, imports, resume)
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedagrac.cli.computing import (
-    check_exists,
-    check_out,
-    experiment_table,
-    output_folder,
-    prepare_experiment,
-    start_computing,
-)
+from fedagrac.cli import computing
 from fedagrac.cli.options import DataDir, ExperimentFile, Json, Settings, TrustImports, out_option
 from fedagrac.cli.printing import print_files
 from fedagrac.errors import InputError, count
@@ -58,20 +51,20 @@ def theory(
       fedagrac theory my.toml --set weight_decay=0.01 --set rounds=50
     """
     count("--seeds", seeds)
-    check_exists(experiment)
+    computing.check_exists(experiment)
     from fedagrac.experiments.schema import Experiment
     from fedagrac.experiments.study import problem_of
     from fedagrac.storage.claims import claimed
 
-    start_computing()
-    checked = Experiment.of(experiment_table(experiment, settings))
+    computing.start()
+    checked = Experiment.of(computing.experiment_table(experiment, settings))
     if out is not None:
-        check_out(out)
-    prepared = prepare_experiment(checked, experiment, data_dir, trust_imports)
+        computing.check_out(out)
+    prepared = computing.prepare_experiment(checked, experiment, data_dir, trust_imports)
     if rates and not problem_of(prepared).is_convex():
         raise InputError("--rates", checked.model.name, "a model linear in its weights: the rates are Theorem 3's")
-    with output_folder(out, f"{checked.name}-theory") as folder, claimed(folder):
-        check_out(folder)
+    with computing.output_folder(out, f"{checked.name}-theory") as folder, claimed(folder):
+        computing.check_out(folder)
         outcome = _study(prepared, seeds if rates else 0, data_dir, quiet=as_json)
         files = _write(outcome, folder)
         if as_json:
