@@ -1,4 +1,4 @@
-"""Write run folders by hand, so that every number in a report is known."""
+"""Run folders written by hand, so that every number in a report is known."""
 
 import json
 
