@@ -14,7 +14,13 @@ os.environ["OMP_NUM_THREADS"] = "1"  # and so do the processes that they start
 # A shell starts background jobs with Ctrl-C ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-hypothesis.settings.register_profile("default", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile(
+    "default",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # it measures how busy the machine is
+)
 hypothesis.settings.load_profile("default")
 
 
