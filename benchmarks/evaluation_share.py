@@ -9,6 +9,7 @@ import time
 import torch
 
 import fedagrac as fg
+from fedagrac.engines import keep_freed_memory
 from fedagrac.rounds import api as simulation
 
 SETTINGS = {  # data, clients, model, steps, batch
@@ -26,6 +27,8 @@ def main():
     parser.add_argument("--only", default="lr,cnn")
     parser.add_argument("--data-dir")
     o = parser.parse_args()
+    if o.device == "cpu":
+        keep_freed_memory()
     spent = []
     real = simulation.evaluate
 

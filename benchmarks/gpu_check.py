@@ -1,7 +1,7 @@
-"""CUDA gives the numbers of the CPU, and lanes those of serial; needs torch, numpy and scikit-learn only.
+"""Check that CUDA gives the numbers of the CPU, and lanes those of serial; needs torch, numpy and scikit-learn.
 
-    PYTHONPATH=src python benchmarks/gpu_check.py            # all of it
-    PYTHONPATH=src python benchmarks/gpu_check.py resume     # interrupted runs alone; needs safetensors, too
+    PYTHONPATH=src python benchmarks/gpu_check.py            # everything but resumed runs
+    PYTHONPATH=src python benchmarks/gpu_check.py resume     # resumed runs; needs safetensors, too
 
 Every algorithm on digits with partial participation, and AlexNet on augmented random pictures (dropout off),
 compared by how far the model moved; runs side by side as well as alone. Exits with 1 if float64 differs by more
@@ -24,7 +24,7 @@ import torch
 import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.callbacks import Checkpoints
-from fedagrac.data.images import Images
+from fedagrac.data.pictures import Images
 from fedagrac.storage.checkpoints import read_checkpoint
 
 
@@ -79,7 +79,7 @@ def little_memory(fed):
 
 
 def resumed(fed):
-    """Runs cut off by Ctrl-C that go on, against whole ones: how far apart they are at most, in float64."""
+    """Runs that are interrupted and resumed, against uninterrupted ones: the worst distance in float64."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from interrupted_runs import InterruptAfter, Problem, Rounds, combinations
 
@@ -93,7 +93,7 @@ def resumed(fed):
                 whole = problem.run(*combination, **options).vector
                 parts = problem.run_in_two(Path(temporary, engine, str(number)), *combination, **options).vector
                 apart[combination] = distance(parts, whole)
-            equal = sum(found == 0 for found in apart.values())
+            equal = sum(each == 0 for each in apart.values())
             worst = max(worst, *apart.values())
             print(f"resumed, {engine}: {len(apart)} runs, {equal} bit for bit, worst {max(apart.values()):.1e}")
         for name in ("scaffold", "fedagrac"):
@@ -113,14 +113,11 @@ def resumed(fed):
     return worst
 
 
-def main():
-    if sys.argv[1:] == ["resume"]:
-        sys.exit(resumed(pictures()) > 1e-10)
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}", flush=True)
-    worst = little_memory(pictures())
-    digits = fg.Federation.load("digits", clients=8, partition=fg.Dirichlet(0.3))
+def every_algorithm():
+    """Every algorithm on digits, partial participation, CUDA against the CPU: the worst distance in float64."""
+    digits, worst = fg.Federation.load("digits", clients=8, partition=fg.Dirichlet(0.3)), 0.0
     for name in REGISTRY:
-        found = {}
+        apart = {}
         for dtype in (torch.float64, torch.float32):
             cpu, gpu = (
                 fg.simulate(
@@ -129,10 +126,19 @@ def main():
                 ).vector
                 for device in ("cpu", "cuda")
             )  # fmt: skip
-            found[dtype] = distance(gpu, cpu)
-        worst = max(worst, found[torch.float64])
-        print(f"{name:17s} float64 {found[torch.float64]:.1e}  float32 {found[torch.float32]:.1e}", flush=True)
-    fed = pictures()
+            apart[dtype] = distance(gpu, cpu)
+        worst = max(worst, apart[torch.float64])
+        print(f"{name:17s} float64 {apart[torch.float64]:.1e}  float32 {apart[torch.float32]:.1e}", flush=True)
+    return worst
+
+
+def alexnet_start():
+    """Return the weights of AlexNet before the first round."""
+    return torch.cat([p.detach().reshape(-1) for p in network("alexnet", dropout=False).parameters()]).double()
+
+
+def alexnet(fed):
+    """AlexNet, CUDA against the CPU, as a part of how far it moved."""
     cpu, gpu = (
         fg.simulate(
             network("alexnet", dropout=False), fed, fg.FedaGrac(lr=1.0), rounds=2,
@@ -141,10 +147,14 @@ def main():
         ).vector
         for device in ("cpu", "cuda")
     )  # fmt: skip
-    start = torch.cat([p.detach().reshape(-1) for p in network("alexnet", dropout=False).parameters()]).double()
+    start = alexnet_start()
     apart = distance(gpu - start, cpu - start)
-    worst = max(worst, apart)
     print(f"alexnet           float64 {apart:.1e}", flush=True)
+    return apart
+
+
+def recorded_lanes(fed):
+    """AlexNet in recorded lanes, alone and beside other runs, against serial: the worst distance."""
     algorithms = [
         fg.FedaGrac(lr=0.3),
         fg.FedaGrac(lr=0.3, transmit="first", first_steps=3),
@@ -154,19 +164,29 @@ def main():
         "rounds": 2, "steps": fg.Explicit([[1, 30, 4, 4, 9, 2]]), "batch_size": 25, "device": "cuda",
         "dtype": torch.float64,
     }  # fmt: skip
+    start, worst = alexnet_start(), 0.0
     model = network("alexnet", dropout=False)
     together = fg.simulate_many(model, fed, algorithms, engine="lanes", **options)
     for algorithm, beside in zip(algorithms, together, strict=True):
         serial, lanes = (
             fg.simulate(model, fed, algorithm, engine=engine, **options).vector for engine in ("serial", "lanes")
         )
-        apart = [distance(found - start, serial - start) for found in (lanes, beside.vector)]
+        apart = [distance(vector - start, serial - start) for vector in (lanes, beside.vector)]
         worst = max(worst, *apart)
         print(
             f"alexnet, recorded lanes against serial, {algorithm.name}: float64 {apart[0]:.1e}, beside two others "
             f"{apart[1]:.1e}",
             flush=True,
         )
+    return worst
+
+
+def main():
+    if sys.argv[1:] == ["resume"]:
+        sys.exit(resumed(pictures()) > 1e-10)
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}", flush=True)
+    fed = pictures()
+    worst = max(little_memory(fed), every_algorithm(), alexnet(fed), recorded_lanes(fed))
     result = fg.simulate(
         fg.models.build("vgg19"),
         fed,

@@ -9,27 +9,27 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedagrac.engines import LanesEngine, Workload
-from fedagrac.engines.lanes.descend import descend
-from fedagrac.experiments.bench import WORKLOADS
+from fedagrac.engines.lanes.kernels.descend import descend
+from fedagrac.experiments.bench import CASES
 from fedagrac.models import VectorModel
 
 
 def main():
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     for name in (sys.argv[1] if len(sys.argv) > 1 else "alexnet").split(","):
-        w = WORKLOADS[name]
-        lanes, batch, images, fed = w.cohort or w.clients, w.batch, w.images, w.federation()
-        workload = Workload.of(VectorModel(w.model(), "cuda"), fed, None, batch, "replacement", 0.0, 0)
+        case = CASES[name]
+        lanes, batch, images, fed = case.cohort or case.clients, case.batch, case.images, case.federation()
+        workload = Workload.of(VectorModel(case.model(), "cuda"), fed, None, batch, "replacement", 0.0, 0)
         engine = LanesEngine(workload)
-        engine._route(lanes)
-        print(name, "as products:", [(c.inputs[1:], c.weight) for c in engine._routed.products])
+        engine.model.route(lanes)
+        print(name, "as products:", [(c.inputs[1:], c.weight) for c in engine.model.layers.products])
         X = [b.contiguous() for b in workload.model.row_views(workload.model.initial().repeat(lanes, 1)).values()]
         samples = torch.randint(0, 1000, (lanes, batch), device="cuda")
         shifts = torch.randint(0, 2, (lanes, batch, 3), device="cuda") if images.padding else None
         C, eta = [torch.zeros_like(b) for b in X], torch.full((lanes,), 0.01, device="cuda")
 
         def step(engine=engine, X=X, samples=samples, shifts=shifts, C=C, eta=eta):
-            for x, g, c in zip(X, engine.pieces(X, samples, shifts)[1], C, strict=True):
+            for x, g, c in zip(X, engine.model.pieces(X, samples, shifts)[1], C, strict=True):
                 descend(x, g, c, eta)
 
         workload.model.module.train()

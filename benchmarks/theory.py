@@ -1,7 +1,7 @@
-"""The theory beside real runs: FedAvg's floor on a9a, and FedNova where all clients but one run a single step.
+"""Compares the theory with runs: FedAvg's floor on a9a, and FedNova when all clients except one run a single step.
 
-python benchmarks/theory.py floor --json floor.json       a9a, 20 clients, as K becomes more unequal
-python benchmarks/theory.py extreme --json extreme.json   rounds to an error, as the fast client becomes faster
+python benchmarks/theory.py floor --json floor.json       a9a, 20 clients, increasingly unequal K
+python benchmarks/theory.py extreme --json extreme.json   rounds to an error, with an increasingly fast client
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 import fedagrac as fg
-from fedagrac.experiments.study import quadratic_at
+from fedagrac.experiments.study import Errors, quadratic_at
 from fedagrac.theory import Problem, bounds, constants, round_map
 from fedagrac.theory.measure import minimise
-from fedagrac.theory.rates import Errors
 
 SPREADS = {
     "variance 0": fg.Gaussian(500, 0),
@@ -30,29 +29,25 @@ SPREADS = {
 
 
 def floor(rounds: int) -> list[dict[str, Any]]:
-    """FedAvg's excess against Theorem 1's term, and FedaGrac's, on a9a with l2 regularisation."""
+    """Return the excess of FedAvg and FedaGrac on a9a with weight decay, and Theorem 1's term, per spread of K."""
     fed = fg.Federation.load("a9a", clients=20, partition=fg.Dirichlet(0.3), seed=0)
     model = fg.models.build("logistic", features=123, classes=2)
     options: dict[str, Any] = {"weight_decay": 0.01, "batch_size": 20}
     problem = Problem(model, fed, **options)
-    found = constants(problem)
-    assert found.value is not None
-    assert found.optimum is not None
-    assert found.local_values is not None
-    lowest = []
-    for i in range(fed.num_clients):
-        own = fg.Federation.from_arrays([(fed.inputs[fed.samples_of(i)], fed.targets[fed.samples_of(i)])])
-        alone = Problem(model, own, **options)
-        lowest.append(alone.total(minimise(alone)))
-    quadratic = quadratic_at(problem, found.optimum)
-    pulled = Problem(model, fed, **options)
+    measured = constants(problem)
+    assert measured.value is not None
+    assert measured.optimum is not None
+    assert measured.local_values is not None
+    lowest = [local_minimum(model, fed, i, options) for i in range(fed.num_clients)]
+    quadratic = quadratic_at(problem, measured.optimum)
+    by_steps = Problem(model, fed, **options)
     rows = []
     for name, steps in SPREADS.items():
         K = steps.counts(0, fed.num_clients, 0)
-        pulled.weights = torch.from_numpy(fed.weights * K / (fed.weights @ K))
-        small_steps = minimise(pulled)  # where FedAvg ends as eta -> 0: the minimiser of sum_i omega_i K_i F_i
+        by_steps.weights = torch.from_numpy(fed.weights * K / (fed.weights @ K))
+        small_steps = minimise(by_steps)  # FedAvg's limit as eta -> 0, the minimiser of sum_i omega_i K_i F_i
         algorithms = [fg.FedAvg(lr=0.005), fg.FedaGrac(lr=0.005)]
-        errors = [Errors(problem, found.value, 5) for _ in algorithms]
+        errors = [Errors(problem, measured.value, 5) for _ in algorithms]
         begun = time.perf_counter()
         fg.simulate_many(
             model,
@@ -69,13 +64,13 @@ def floor(rounds: int) -> list[dict[str, Any]]:
         rows.append(
             {
                 "K": name, "Kbar": float(fed.weights @ K), "Kmin": int(K.min()), "Kmax": int(K.max()),
-                "theorem1": bounds.theorem1(fed.weights, K, found.local_values, L=found.L).total,
+                "theorem1": bounds.theorem1(fed.weights, K, measured.local_values, L=measured.L).total,
                 "theorem1_above_minima": bounds.theorem1(
-                    fed.weights, K, found.local_values - np.array(lowest), L=found.L
+                    fed.weights, K, measured.local_values - np.array(lowest), L=measured.L
                 ).total,
                 "fedavg": float(np.mean(errors[0].values[-tail:])),
-                "fedavg_small_steps": problem.total(small_steps) - found.value,
-                "fedavg_quadratic_model": problem.total(torch.from_numpy(limit)) - found.value,
+                "fedavg_small_steps": problem.total(small_steps) - measured.value,
+                "fedavg_quadratic_model": problem.total(torch.from_numpy(limit)) - measured.value,
                 "fedagrac": float(np.mean(errors[1].values[-tail:])),
                 "rounds": errors[0].rounds, "fedavg_curve": errors[0].values, "fedagrac_curve": errors[1].values,
                 "seconds": time.perf_counter() - begun,
@@ -87,8 +82,16 @@ def floor(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def local_minimum(model: torch.nn.Module, fed: fg.Federation, client: int, options: dict[str, Any]) -> float:
+    """Return the smallest value of a client's F_i."""
+    samples = fed.samples_of(client)
+    alone = fg.Federation.from_arrays([(fed.inputs[samples], fed.targets[samples])])
+    problem = Problem(model, alone, **options)
+    return problem.total(minimise(problem))
+
+
 def extreme(rounds: int) -> list[dict[str, Any]]:
-    """Rounds to a part of the start's excess, each algorithm at the best eta of a grid; K_i = 1 but for one."""
+    """Return the rounds to fractions of the initial excess at the best eta of a grid, for several fast clients."""
     rng = np.random.default_rng(0)
     clients, d, n = 10, 10, 60
     data = []
@@ -106,8 +109,8 @@ def extreme(rounds: int) -> list[dict[str, Any]]:
     for batch in (None, 5):
         options: dict[str, Any] = {"loss": loss, "batch_size": batch}
         problem = Problem(model, fed, **options)
-        found = constants(problem, convex=True)
-        assert found.value is not None
+        measured = constants(problem, convex=True)
+        assert measured.value is not None
         for fast in (1, 10, 100, 1000):
             K = bounds.extreme_steps(clients, fast)
             row: dict[str, Any] = {
@@ -118,18 +121,18 @@ def extreme(rounds: int) -> list[dict[str, Any]]:
             }
             for kind in (fg.FedNova, fg.FedaGrac, fg.FedAvg):
                 grid = [kind(lr=float(lr)) for lr in np.geomspace(1e-4, 1.0, 17)]
-                errors = [Errors(problem, found.value) for _ in grid]
+                errors = [Errors(problem, measured.value) for _ in grid]
                 fg.simulate_many(
                     model, fed, grid, rounds=rounds, steps=fg.Explicit([list(map(int, K))]),
                     callbacks=[[e] for e in errors], eval_every=rounds, engine="lanes", **options,
                 )  # fmt: skip
-                for part in (1e-2, 1e-3, 1e-4):
-                    target = part * found.gap
+                for fraction in (1e-2, 1e-3, 1e-4):
+                    target = fraction * measured.gap
                     reached = [
                         (next((t for t, v in zip(e.rounds, e.values, strict=True) if v <= target), None), a.lr)
                         for e, a in zip(errors, grid, strict=True)
                     ]
-                    row[f"{kind.__name__} {part:g}"] = min(
+                    row[f"{kind.__name__} {fraction:g}"] = min(
                         ((t, lr) for t, lr in reached if t is not None), default=(None, None)
                     )
             rows.append(row)
@@ -138,6 +141,7 @@ def extreme(rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    """Run one of the two comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["floor", "extreme"])
     parser.add_argument("--rounds", type=int)

@@ -26,5 +26,5 @@ hypothesis.settings.load_profile("default")
 
 @pytest.fixture(autouse=True)
 def _measurements_of_this_test(tmp_path, monkeypatch):
-    """Measurements of engines belong to the test that makes them."""
-    monkeypatch.setattr(choice, "_folder", lambda: tmp_path / "engines")
+    """Keep the measurements of engines in the folder of the test that makes them."""
+    monkeypatch.setattr(choice, "measurements_folder", lambda: tmp_path / "engines")

@@ -20,24 +20,27 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 import torch
+from fedagrac.flower.rounds import Round
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from rich.console import Console
 from safetensors.torch import save
 
 import fedagrac as fg
 from fedagrac.core.cohort import Cohort
-from fedagrac.data import federation, files, sources
+from fedagrac.data import federation, sources
+from fedagrac.data.catalogue import DataFile
+from fedagrac.data.locating import inspect_file
 from fedagrac.engines import choice
 from fedagrac.errors import MOST_CLIENTS, FedagracError
+from fedagrac.experiments.overrides import apply_settings
 from fedagrac.experiments.run import prepare
-from fedagrac.experiments.schema import Experiment, apply_settings, default_table, read_toml
+from fedagrac.experiments.schema import Experiment, default_table, read_toml
 from fedagrac.flower.link import Link
-from fedagrac.flower.rounds import Round
 from fedagrac.flower.server import build_model
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import unpack
 from fedagrac.models import Imports
-from fedagrac.paper.records import Cell, Records
+from fedagrac.paper.records import Records, Trial
 from fedagrac.report import read_run, summarise, summary_table
 from fedagrac.report.charts import charts_of, series_of
 from fedagrac.report.page import render_page
@@ -106,23 +109,23 @@ def imports(data):
 def libsvm(data):
     """A LIBSVM file of three samples with five features."""
     with contextlib.suppress(EXPECTED):
-        sources._libsvm(written("libsvm", data), 3, 5)
+        sources.read_libsvm(written("libsvm", data), 3, 5)
 
 
 def idx(data):
     """An idx file of three pictures of 2 x 2: as it is, and where the first byte is odd, compressed properly."""
     path = written("idx.gz", gzip.compress(data[1:], 1, mtime=0) if data[:1] and data[0] % 2 else data[1:])
-    files._inspect(files.DataFile("idx.gz", "0" * 64, 28, "gzip"), path)
+    inspect_file(DataFile("idx.gz", "0" * 64, 28, "gzip"), path)
     with contextlib.suppress(EXPECTED):
-        sources._idx(path, (3, 2, 2))
+        sources.read_idx(path, (3, 2, 2))
     with contextlib.suppress(EXPECTED):
-        sources._ten_classes(path, sources._idx(path, (3,)))
+        sources.class_labels(path, sources.read_idx(path, (3,)))
 
 
 def cifar(data):
     """A batch of CIFAR-10 of two pictures."""
     with contextlib.suppress(EXPECTED):
-        sources._cifar(written("cifar", data), 2)
+        sources.read_cifar(written("cifar", data), 2)
 
 
 # checkpoints
@@ -187,7 +190,7 @@ def sealed(given):
 def hash_of(head, tensors):
     """Return the hash that a checkpoint of these tensors has; what cannot be hashed has none."""
     try:
-        return checkpoints._hash(head, tensors)
+        return checkpoints.content_hash(head, tensors)
     except RuntimeError:
         return ""
 
@@ -226,16 +229,16 @@ def run_folder(data):
 
 def records(data):
     """The record of a paper's run: what is no record counts as none."""
-    found, cell = Records(SCRATCH), Cell("a", {"lr": 0.1})
-    written(str(found.path("recipe", cell).relative_to(SCRATCH)), data)
-    one = found.get("recipe", cell)
+    found, trial = Records(SCRATCH), Trial("a", {"lr": 0.1})
+    written(str(found.path("recipe", trial).relative_to(SCRATCH)), data)
+    one = found.get("recipe", trial)
     assert one is None or one.finished in (True, False)
 
 
 def measurement(data):
     """A measurement of engines in the cache: what is none counts as none."""
-    found = choice._read(written("measurement.json", data))
-    for name, row in (found or {"candidates": {}})["candidates"].items():
+    table = choice.read_measurement(written("measurement.json", data))
+    for name, row in (table or {"candidates": {}})["candidates"].items():
         assert name in choice.CANDIDATES
         assert float(f"{row['us']:.3g}") + row["start_s"] >= 0
 
@@ -258,7 +261,7 @@ def flower_reply(data):
         good = round.checked({0: parcel}, cohort, plan, lambda row: (1, 100))
         for reply in good.values():
             assert reply.vectors["model"].isfinite().all()
-        round.link._meet(7, parcel)
+        fleet.link.meet(7, parcel)
 
 
 @functools.cache
@@ -271,7 +274,7 @@ def _round():
     one = np.ones(1, np.int64)
     cohort = Cohort(0, one - 1, 3 * one, [1], one / 1.0, one, True, lambda *_: torch.zeros(1, 4))
     algorithm, state = checked.build_algorithm(), {"x": model.initial()}
-    round = Round(0, checked, algorithm, model, link, state, fg.clients.ClientTable(1), lambda *_: cohort)
+    round = Round(0, checked, algorithm, model, link, state, ClientTable(1), lambda *_: cohort)
     return round, cohort, algorithm.plan(state, {}, cohort)
 
 
@@ -288,7 +291,7 @@ def flower_settings(data):
 
 
 def _checkpoint():
-    table = fg.clients.ClientTable(2)
+    table = ClientTable(2)
     x = torch.zeros(4)
     table.put(np.array([1, 0]), {"nu": torch.zeros(2, 4), "v": torch.zeros(2, 4)})
     state = {"x": x, "nu": x, "x1": x}
@@ -385,7 +388,7 @@ SEEDS = {
     "checkpoint_content": [json.dumps(sealed_description()).encode()],
     "history": [_HISTORY],
     "run_folder": [bytes([i]) + _RUN[name] for i, name in enumerate(RUN_FILES)],
-    "records": [b'{"cell": "a", "settings": {}, "environment": {}, "outcome": {"finished": true}}'],
+    "records": [b'{"trial": "a", "settings": {}, "environment": {}, "outcome": {"finished": true}}'],
     "measurement": [json.dumps({"candidates": {"serial": {"us": 3.5, "start_s": 0.0}}}).encode()],
     "flower_reply": [
         json.dumps(_FACTS).encode() + b"\x00\x00" + _npy(np.zeros(4, np.float32)),

@@ -1,8 +1,34 @@
-"""Run folders written by hand, so that every number in a report is known."""
+"""Run folders: written by hand, so that every number in a report is known, or by the command."""
 
 import json
 
+import pytest
 import tomli_w
+
+from fedagrac.cli.app import main
+
+
+def small_experiment(rounds, clients, steps, algorithms):
+    """Return the table of an experiment that takes a second."""
+    return {
+        "name": "small",
+        "rounds": rounds,
+        "lr": 0.1,
+        "target": 0.2,
+        "data": {"clients": clients, "partition": {"kind": "shards", "classes": 3}},
+        "steps": steps,
+        "algorithm": [{"name": name} for name in algorithms],
+    }
+
+
+def run_small(folder, experiment):
+    """Run an experiment by the command; return its folder."""
+    file = folder / "small.toml"
+    file.write_text(tomli_w.dumps(experiment))
+    with pytest.raises(SystemExit) as stop:
+        main(["run", str(file), "--out", str(folder / "mine")])
+    assert not stop.value.code
+    return folder / "mine"
 
 
 def record(number, accuracy=None, test_loss=None, train_loss=1.0, **more):
@@ -12,6 +38,11 @@ def record(number, accuracy=None, test_loss=None, train_loss=1.0, **more):
         "test_accuracy": accuracy,
         "test_loss": test_loss,
         "train_loss": train_loss,
+        "clients": 2,
+        "fast": 1,
+        "steps_mean": 3.5,
+        "bytes_up": 400,
+        "bytes_down": 600,
         "bytes_total": 1000 * number,
         "sim_time": 0.5 * number,
         "wall_time": 0.1 * number,

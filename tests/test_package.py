@@ -1,5 +1,6 @@
 """The package as a whole: what importing it costs, what it exports, what its docs and examples show."""
 
+import ast
 import importlib
 import importlib.util
 import json
@@ -30,8 +31,40 @@ def third_party(statement):
 
 def test_importing_the_package_imports_torch_and_numpy_only():
     alone = third_party("import torch, numpy")
-    ours = third_party("import fedagrac")
+    ours = third_party("import fedagrac\nfedagrac.simulate")
     assert ours - alone == {"fedagrac"}
+
+
+def test_importing_the_package_alone_imports_nothing_else():
+    assert third_party("import fedagrac") == {"fedagrac"}
+    assert third_party("from fedagrac import __version__, InputError") == {"fedagrac"}
+
+
+def test_names_are_imported_when_they_are_first_used():
+    assert third_party("import fedagrac\nassert 'simulate' in dir(fedagrac)") == {"fedagrac"}
+    names = {}
+    exec("from fedagrac import *", names)
+    assert set(names) - {"__builtins__"} == set(fg.__all__)
+    assert names["simulate"] is fg.simulate is importlib.import_module("fedagrac.rounds.api").simulate
+    assert fg.schedule is importlib.import_module("fedagrac.core.schedule")
+    with pytest.raises(AttributeError, match="no attribute 'simulated'"):
+        fg.simulated  # noqa: B018
+
+
+def test_type_checkers_see_every_exported_name():
+    tree = ast.parse(Path(fg.__file__).read_text())
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name)]
+    seen = [(alias.name, alias.asname) for node in checked.body for alias in node.names]
+    assert all(name == exported for name, exported in seen)
+    assert sorted(name for name, _ in seen) == fg.__all__
+
+
+def test_options_of_the_command_line_are_named_by_the_command_line_only():
+    """`paper` is left out: it is a program of its own, with options of its own."""
+    package = Path(fg.__file__).parent
+    rooms = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] not in ("cli", "paper")]
+    words = re.compile(r"--(out|resume|set|grid|trust-imports|nodes|host)\b|resume with:|go on with:")
+    assert [(str(path), match[0]) for path in rooms for match in words.finditer(path.read_text())] == []
 
 
 def test_a_simulation_needs_torch_and_numpy_only():

@@ -19,7 +19,7 @@ import gc, json, sys, tracemalloc
 from pathlib import Path
 import torch
 import fedagrac as fg
-from fedagrac.callbacks.run_folder import RunFolder
+from fedagrac.callbacks.run_folder import KeepRun
 
 torch.set_num_threads(1)
 
@@ -40,7 +40,7 @@ folder, watch = Path(sys.argv[1]), Watch()
 fg.simulate(
     fg.models.build("logistic", features=64, classes=10), fg.Federation.load("digits", clients=8),
     fg.FedaGrac(lr=0.05), {ROUNDS}, steps=fg.Linear(1, 1), participation=4, engine="serial",
-    callbacks=[RunFolder(folder, {{}}), fg.Checkpoints(folder / "checkpoint", every=50), watch],
+    callbacks=[KeepRun(folder, {{}}), fg.Checkpoints(folder / "checkpoint", every=50), watch],
 )
 print(json.dumps(list(watch.seen.values())))
 """

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.soak import checkpoint, clients, concurrent, inputs, kills, resume, rounds
 from benchmarks.soak.part import Part
-from fedagrac.callbacks.run_folder import environment
+from fedagrac.storage.environment import environment
 
 PARTS = {
     "resume": resume.run,

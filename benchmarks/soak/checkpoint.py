@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import fedagrac as fg
 from benchmarks.soak.part import Part, Promise
 from fedagrac.algorithms import REGISTRY
-from fedagrac.data.files import DataError
+from fedagrac.data.locating import DataError
 from fedagrac.storage.checkpoints import read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.loop import Run
     from fedagrac.rounds.record import Record
 
 __all__ = ["run"]

@@ -1,86 +1,112 @@
 """fedagrac: federated optimization when clients do different amounts of work.
 
-Importing this package imports torch and numpy and nothing else.
+Importing the package is cheap. The first use of a name imports the module that defines it, and with it torch and
+numpy, and nothing else.
 """
 
-from fedagrac import models
-from fedagrac.algorithms import (
-    Algorithm,
-    FedaGrac,
-    FedAvg,
-    FedLin,
-    FedNova,
-    FedProx,
-    Scaffold,
-    algorithm,
-)
-from fedagrac.callbacks import Callback, Checkpoints, EarlyStop, MLflow, TensorBoard
-from fedagrac.core import schedule
-from fedagrac.data import IID, Dirichlet, Federation, Indices, Natural, Partition, Resample, Shards
-from fedagrac.errors import FedagracError, InputError
-from fedagrac.heterogeneity import (
-    DEVICES,
-    Clock,
-    Constant,
-    DeviceProfile,
-    Devices,
-    Explicit,
-    Extreme,
-    Gaussian,
-    Linear,
-    Participation,
-    StepSchedule,
-    Uniform,
-)
-from fedagrac.rounds.api import Run, Stop, simulate, simulate_many
-from fedagrac.rounds.guard import Guard
-from fedagrac.rounds.record import History, SimulationResult
+from __future__ import annotations
 
-__version__ = "0.1.0"
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "DEVICES",
-    "IID",
-    "Algorithm",
-    "Callback",
-    "Checkpoints",
-    "Clock",
-    "Constant",
-    "DeviceProfile",
-    "Devices",
-    "Dirichlet",
-    "EarlyStop",
-    "Explicit",
-    "Extreme",
-    "FedAvg",
-    "FedLin",
-    "FedNova",
-    "FedProx",
-    "FedaGrac",
-    "FedagracError",
-    "Federation",
-    "Gaussian",
-    "Guard",
-    "History",
-    "Indices",
-    "InputError",
-    "Linear",
-    "MLflow",
-    "Natural",
-    "Participation",
-    "Partition",
-    "Resample",
-    "Run",
-    "Scaffold",
-    "Shards",
-    "SimulationResult",
-    "StepSchedule",
-    "Stop",
-    "TensorBoard",
-    "Uniform",
-    "algorithm",
-    "models",
-    "schedule",
-    "simulate",
-    "simulate_many",
-]
+from fedagrac.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from fedagrac import models as models
+    from fedagrac.algorithms import Algorithm as Algorithm
+    from fedagrac.algorithms import FedaGrac as FedaGrac
+    from fedagrac.algorithms import FedAvg as FedAvg
+    from fedagrac.algorithms import FedLin as FedLin
+    from fedagrac.algorithms import FedNova as FedNova
+    from fedagrac.algorithms import FedProx as FedProx
+    from fedagrac.algorithms import Scaffold as Scaffold
+    from fedagrac.algorithms import algorithm as algorithm
+    from fedagrac.algorithms.base import Cost as Cost
+    from fedagrac.algorithms.base import Stateless as Stateless
+    from fedagrac.algorithms.base import Traits as Traits
+    from fedagrac.algorithms.base import average as average
+    from fedagrac.callbacks import Callback as Callback
+    from fedagrac.callbacks import Checkpoints as Checkpoints
+    from fedagrac.callbacks import EarlyStop as EarlyStop
+    from fedagrac.callbacks import MLflow as MLflow
+    from fedagrac.callbacks import TensorBoard as TensorBoard
+    from fedagrac.core import schedule as schedule
+    from fedagrac.core.cohort import Cohort as Cohort
+    from fedagrac.core.local import Plan as Plan
+    from fedagrac.core.local import Result as Result
+    from fedagrac.data import IID as IID
+    from fedagrac.data import Dirichlet as Dirichlet
+    from fedagrac.data import Federation as Federation
+    from fedagrac.data import Indices as Indices
+    from fedagrac.data import Natural as Natural
+    from fedagrac.data import Partition as Partition
+    from fedagrac.data import Resample as Resample
+    from fedagrac.data import Shards as Shards
+    from fedagrac.errors import FedagracError as FedagracError
+    from fedagrac.errors import InputError as InputError
+    from fedagrac.heterogeneity import DEVICES as DEVICES
+    from fedagrac.heterogeneity import Clock as Clock
+    from fedagrac.heterogeneity import Constant as Constant
+    from fedagrac.heterogeneity import DeviceProfile as DeviceProfile
+    from fedagrac.heterogeneity import Devices as Devices
+    from fedagrac.heterogeneity import Explicit as Explicit
+    from fedagrac.heterogeneity import Extreme as Extreme
+    from fedagrac.heterogeneity import Gaussian as Gaussian
+    from fedagrac.heterogeneity import Linear as Linear
+    from fedagrac.heterogeneity import Participation as Participation
+    from fedagrac.heterogeneity import StepSchedule as StepSchedule
+    from fedagrac.heterogeneity import Uniform as Uniform
+    from fedagrac.rounds.api import simulate as simulate
+    from fedagrac.rounds.api import simulate_many as simulate_many
+    from fedagrac.rounds.guard import Guard as Guard
+    from fedagrac.rounds.loop import Run as Run
+    from fedagrac.rounds.record import History as History
+    from fedagrac.rounds.record import RoundRecord as RoundRecord
+    from fedagrac.rounds.record import SimulationResult as SimulationResult
+    from fedagrac.rounds.setup import Setup as Setup
+    from fedagrac.rounds.stop import Stop as Stop
+
+_NAMES = {
+    "fedagrac.algorithms": "Algorithm FedAvg FedLin FedNova FedProx FedaGrac Scaffold algorithm",
+    "fedagrac.callbacks": "Callback Checkpoints EarlyStop MLflow TensorBoard",
+    "fedagrac.data": "Dirichlet Federation IID Indices Natural Partition Resample Shards",
+    "fedagrac.errors": "FedagracError InputError",
+    "fedagrac.heterogeneity": (
+        "Clock Constant DEVICES DeviceProfile Devices Explicit Extreme Gaussian Linear Participation StepSchedule "
+        "Uniform"
+    ),
+    "fedagrac.algorithms.base": "Cost Stateless Traits average",
+    "fedagrac.core.cohort": "Cohort",
+    "fedagrac.core.local": "Plan Result",
+    "fedagrac.rounds.api": "simulate simulate_many",
+    "fedagrac.rounds.guard": "Guard",
+    "fedagrac.rounds.loop": "Run",
+    "fedagrac.rounds.record": "History RoundRecord SimulationResult",
+    "fedagrac.rounds.setup": "Setup",
+    "fedagrac.rounds.stop": "Stop",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+_ROOMS = ("algorithms", "callbacks", "core", "data", "engines", "errors", "heterogeneity", "rounds", "theory")
+_MODULES = {"models": "fedagrac.models", "schedule": "fedagrac.core.schedule"}
+
+__all__ = sorted([*_HOMES, *_MODULES])  # noqa: PLE0605
+
+
+def __dir__() -> list[str]:
+    """Return all names, also those that are not imported yet."""
+    return sorted({*globals(), *__all__, *_ROOMS})
+
+
+if not TYPE_CHECKING:  # type checkers know the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        """Import what a name stands for when it is first used, and return it."""
+        if name in _HOMES:
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+        elif name in _MODULES or name in _ROOMS:
+            value = importlib.import_module(_MODULES.get(name, f"fedagrac.{name}"))
+        else:
+            raise AttributeError(f"module 'fedagrac' has no attribute {name!r}")
+        globals()[name] = value
+        return value

@@ -1,4 +1,4 @@
-"""BibTeX of the papers behind what a run used."""
+"""BibTeX entries for the algorithms and data sets that a run uses."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ ENTRIES = {
   year = {1998},
 }""",
 }
-"""BibTeX entries by key: algorithms and data sets."""
+"""BibTeX entries by the name of an algorithm or data set."""
 
 ENTRIES["synthetic"] = ENTRIES["fedprox"]  # the data set was introduced there
 
 
 def bibtex(keys: Iterable[str]) -> str:
-    """Return the entries of the keys, each once, in order.
+    """Return the entries of the keys in order, each once.
 
     Examples:
         >>> print(bibtex(["fedlin"]).splitlines()[0])

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedagrac.errors import InputError
-
 __all__ = [
-    "LOCK",
     "cache_folder",
-    "claimed",
-    "first_missing",
-    "is_leftover",
     "make_folder",
     "naming",
     "opener",
-    "remove_leftovers",
     "sync",
     "whole_or_not_at_all",
     "write_atomically",
 ]
-
-LOCK = ".lock"
-"""The file by which a process claims a folder."""
 
 
 def cache_folder(platform: str = sys.platform) -> Path | None:
@@ -108,62 +97,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def is_leftover(path: Path) -> bool:
-    """Say whether this is what a killed process leaves behind beside its files: a lock or a temporary file.
-
-    Examples:
-        >>> is_leftover(Path(".lock")), is_leftover(Path(".status.json.4711")), is_leftover(Path("status.json"))
-        (True, True, False)
-    """
-    return path.name == LOCK or re.fullmatch(r"\..+\.(toml|jsonl?|safetensors)\.\d+", path.name) is not None
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of killed processes; for whoever has claimed the folder."""
-    for path in folder.rglob(".*"):
-        if is_leftover(path) and path.name != LOCK:
-            path.unlink(missing_ok=True)
-
-
-def first_missing(folder: Path) -> Path | None:
-    """Return the outermost of a folder and those around it that does not exist; None where all do.
-
-    Examples:
-        >>> first_missing(Path("/no/such/place")), first_missing(Path("/"))
-        (PosixPath('/no'), None)
-    """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    return missing[-1] if missing else None
-
-
-@contextlib.contextmanager
-def claimed(folder: Path, made: Path | None = None, field: str = "--out") -> Iterator[None]:
-    """Hold a folder for this process alone; the claim ends with the process, however that ends.
-
-    If nothing is written there, folders that did not exist before, or were `made` for this purpose, go again.
-    """
-    from filelock import FileLock, Timeout
-
-    if folder.exists() and not folder.is_dir():
-        raise InputError(field, str(folder), "a new or empty folder: this one is a file")
-    made = made or first_missing(folder)
-    make_folder(folder)
-    lock = FileLock(folder / LOCK, timeout=0, mode=0o644)
-    try:
-        lock.acquire()
-    except Timeout:
-        accepted = "a folder that no other process writes to: one does now, wait for its end or take a new one"
-        raise InputError(field, str(folder), accepted) from None
-    try:
-        yield
-    finally:
-        if made is not None and [path.name for path in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink()
-            for path in (folder, *folder.parents):
-                with contextlib.suppress(OSError):  # somebody else has begun to use it
-                    path.rmdir()
-                if path == made:
-                    break
-        lock.release()

@@ -9,7 +9,8 @@ import torch
 import fedagrac as fg
 from constant_gradients import simulate
 from fedagrac.core.cohort import fast_clients
-from fedagrac.experiments.schema import Experiment, apply_settings, default_table
+from fedagrac.experiments.overrides import apply_settings
+from fedagrac.experiments.schema import Experiment, default_table
 from quadratics import K, half_square, quadratics
 
 G1, G2 = np.array([1.0, 0.0]), np.array([0.0, 2.0])

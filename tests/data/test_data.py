@@ -96,6 +96,35 @@ def test_balance_stops_giving_to_clients_that_hold_their_share():
 
 
 @settings(max_examples=40)
+@given(labels, st.integers(1, 7), seeds, st.sampled_from([1e-3, 0.1, 0.3, 100.0]), st.integers(1, 4))
+def test_a_balanced_draw_covers_every_sample_once_and_stays_near_the_equal_share(y, M, seed, alpha, least):
+    shares = split(fg.Dirichlet(alpha, balance=True, least=least), y, M, seed)
+    assert covers_once(shares, len(y))
+    assert min(map(len, shares)) >= least
+    largest_class = np.bincount(y).max()
+    assert max(map(len, shares)) < len(y) / M + largest_class + 1  # below its share, then one class at most
+
+
+def test_the_authors_dp1_on_twenty_clients():
+    """Dirichlet(0.3), balanced, at least as many samples as classes: no client holds twice its equal share."""
+    y = np.repeat(np.arange(10), 500)
+    for seed in range(5):
+        sizes = [len(share) for share in split(fg.Dirichlet(0.3, balance=True, least=10), y, 20, seed)]
+        assert sum(sizes) == 5000
+        assert 10 <= min(sizes) <= max(sizes) < 250 + 500
+        free = [len(share) for share in split(fg.Dirichlet(0.3), y, 20, seed)]
+        assert np.std(sizes) < np.std(free)
+
+
+def test_the_default_draw_is_unchanged():
+    """The settings of older records name these splits by their seed alone."""
+    y = np.repeat(np.arange(4), 25)
+    default, named = (split(p, y, 5, 3) for p in (fg.Dirichlet(0.3), fg.Dirichlet(0.3, least=1, balance=False)))
+    assert all(np.array_equal(a, b) for a, b in zip(default, named, strict=True))
+    assert [len(share) for share in default] == [4, 21, 11, 6, 58]
+
+
+@settings(max_examples=40)
 @given(labels, clients, seeds, st.integers(1, 4))
 def test_least_is_the_fewest_samples_anyone_holds(y, M, seed, least):
     if M * least > len(y):

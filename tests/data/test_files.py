@@ -22,12 +22,13 @@ import pytest
 import processes
 from fedagrac.citations import ENTRIES
 from fedagrac.cli.app import main
-from fedagrac.data import files
-from fedagrac.data.files import DATA_FILES, DataError, DataFile, DataSet, Download
+from fedagrac.data import archives, catalogue, download, locating
+from fedagrac.data.catalogue import DATA_FILES, DataFile, DataSet, Download
+from fedagrac.data.locating import DataError
 from fedagrac.errors import InputError
 from fedagrac.files import cache_folder
 
-REAL = {name: files.locate(name) for name in DATA_FILES}  # before the tests look away from the user's folders
+REAL = {name: locating.locate(name) for name in DATA_FILES}  # before the tests look away from the user's folders
 
 FIRST, SECOND = b"1 3:1 11:1\n" * 40, b"-1 5:1\n" * 30
 
@@ -152,18 +153,18 @@ def left_nothing(root):
 
 def test_plain_files_arrive(server, tmp_path):
     server.pages = {"/one": FIRST, "/two.t": SECOND}
-    folder = files.fetch(plain(server.url), tmp_path / "root")
+    folder = download.fetch(plain(server.url), tmp_path / "root")
     assert folder == tmp_path / "root" / "tiny"
     assert below(tmp_path / "root") == {"tiny/one": FIRST, "tiny/two.t": SECOND}
-    assert [status.state for status in files.verify(plain(), folder)] == ["ok", "ok"]
+    assert [status.state for status in locating.verify(plain(), folder)] == ["ok", "ok"]
 
 
 def test_gzip_files_stay_compressed_and_are_judged_by_their_content(server, tmp_path):
     server.pages = {"/one.gz": gzip.compress(FIRST, mtime=1), "/two.gz": gzip.compress(SECOND, 1, mtime=2)}
-    folder = files.fetch(gzipped(server.url), tmp_path)
+    folder = download.fetch(gzipped(server.url), tmp_path)
     assert gzip.decompress((folder / "one.gz").read_bytes()) == FIRST
     (folder / "one.gz").write_bytes(gzip.compress(FIRST, 9, mtime=99))  # other headers, as Debian's files have
-    assert [(s.state, s.size) for s in files.verify(gzipped(server.url), folder)] == [
+    assert [(s.state, s.size) for s in locating.verify(gzipped(server.url), folder)] == [
         ("ok", len(FIRST)),
         ("ok", len(SECOND)),
     ]
@@ -171,7 +172,7 @@ def test_gzip_files_stay_compressed_and_are_judged_by_their_content(server, tmp_
 
 def test_an_archive_gives_its_wanted_members_and_no_others(server, tmp_path):
     server.pages = {"/all.tar.gz": archive(*GOOD, member("in/readme.html", b"hello"))}
-    files.fetch(packed(server.url), tmp_path)
+    download.fetch(packed(server.url), tmp_path)
     assert below(tmp_path) == {"tiny/in/one.bin": FIRST, "tiny/in/two.bin": SECOND}
 
 
@@ -179,7 +180,7 @@ def test_fetched_files_have_the_usual_permissions(server, tmp_path):
     server.pages = {"/one": FIRST, "/two.t": SECOND, "/all.tar.gz": archive(*GOOD)}
     (tmp_path / "usual").touch()
     for data in (plain(server.url), packed(server.url)):
-        folder = files.fetch(data, tmp_path)
+        folder = download.fetch(data, tmp_path)
         modes = {(folder / file.path).stat().st_mode for file in data.files}
         assert modes == {(tmp_path / "usual").stat().st_mode}
 
@@ -187,17 +188,17 @@ def test_fetched_files_have_the_usual_permissions(server, tmp_path):
 def test_what_is_there_and_right_is_not_downloaded_again(server, tmp_path):
     server.pages = {"/one": FIRST, "/two.t": SECOND}
     data = plain(server.url)
-    files.fetch(data, tmp_path)
+    download.fetch(data, tmp_path)
     server.asked.clear()
-    files.fetch(data, tmp_path)
-    assert files.ready(data, tmp_path) == tmp_path / "tiny"
+    download.fetch(data, tmp_path)
+    assert download.ready(data, tmp_path) == tmp_path / "tiny"
     assert server.asked == []
     (tmp_path / "tiny" / "one").unlink()  # half of it is there
-    assert files.locate(data, tmp_path) is None
-    assert files.ready(data, tmp_path) == tmp_path / "tiny"
+    assert locating.locate(data, tmp_path) is None
+    assert download.ready(data, tmp_path) == tmp_path / "tiny"
     assert server.asked == ["/one"]
     (tmp_path / "tiny" / "two.t").write_bytes(b"something else")
-    files.fetch(data, tmp_path)
+    download.fetch(data, tmp_path)
     assert server.asked == ["/one", "/two.t"]
     assert below(tmp_path) == {"tiny/one": FIRST, "tiny/two.t": SECOND}
 
@@ -207,15 +208,15 @@ def test_wrong_content_is_refused_and_what_was_there_stays(server, tmp_path):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "two.t").write_bytes(b"old")
     with pytest.raises(DataError) as caught:
-        files.fetch(plain(server.url), tmp_path)
+        download.fetch(plain(server.url), tmp_path)
     message = str(caught.value)
     assert f"{server.url}/two.t" in message
     assert hashlib.sha256(b"not it").hexdigest() in message
     assert hashlib.sha256(SECOND).hexdigest() in message
-    assert server.asked.count("/two.t") == 1 + files.RETRIES
+    assert server.asked.count("/two.t") == 1 + download.RETRIES
     assert below(tmp_path) == {"tiny/one": FIRST, "tiny/two.t": b"old"}  # what arrived whole is kept
     server.pages["/two.t"] = SECOND
-    files.fetch(plain(server.url), tmp_path)
+    download.fetch(plain(server.url), tmp_path)
     assert server.asked.count("/one") == 1
     assert below(tmp_path) == {"tiny/one": FIRST, "tiny/two.t": SECOND}
 
@@ -227,7 +228,7 @@ def test_a_connection_that_breaks_off_is_tried_again(server, tmp_path):
         request.close_connection = True
 
     server.pages = {"/one": broken, "/two.t": SECOND}
-    files.fetch(plain(server.url), tmp_path)
+    download.fetch(plain(server.url), tmp_path)
     assert server.asked == ["/one", "/one", "/two.t"]
     assert below(tmp_path) == {"tiny/one": FIRST, "tiny/two.t": SECOND}
 
@@ -235,14 +236,14 @@ def test_a_connection_that_breaks_off_is_tried_again(server, tmp_path):
 def test_a_file_that_always_breaks_off_is_an_error(server, tmp_path):
     server.pages = {"/one": lambda request: request.give(FIRST[:100], claimed=len(FIRST))}
     with pytest.raises(DataError, match=r"/one: the connection broke off before the end"):
-        files.fetch(plain(server.url), tmp_path)
-    assert len(server.asked) == 1 + files.RETRIES
+        download.fetch(plain(server.url), tmp_path)
+    assert len(server.asked) == 1 + download.RETRIES
     assert left_nothing(tmp_path)
 
 
 def test_a_file_that_is_not_there_is_asked_for_once(server, tmp_path):
     with pytest.raises(DataError, match="/one: the server answered 404 Not Found"):
-        files.fetch(plain(server.url), tmp_path)
+        download.fetch(plain(server.url), tmp_path)
     assert server.asked == ["/one"]
     assert left_nothing(tmp_path)
 
@@ -255,7 +256,7 @@ def test_a_server_in_trouble_is_asked_again(server, tmp_path):
             request.give(FIRST)
 
     server.pages = {"/one": busy, "/two.t": SECOND}
-    files.fetch(plain(server.url), tmp_path)
+    download.fetch(plain(server.url), tmp_path)
     assert server.asked.count("/one") == 3
 
 
@@ -263,7 +264,7 @@ def test_without_a_server_the_error_says_which_file_to_put_where(tmp_path):
     with Server() as gone:
         url = gone.url  # its port is closed when the test goes on
     with pytest.raises(DataError) as caught:
-        files.ready(packed(url), tmp_path)
+        download.ready(packed(url), tmp_path)
     lines = str(caught.value).splitlines()
     assert "no connection" in lines[0]
     assert lines[1:] == [
@@ -271,8 +272,8 @@ def test_without_a_server_the_error_says_which_file_to_put_where(tmp_path):
         f"  from {url}/all.tar.gz (unpack it there)",
         "    in/one.bin",
         "    in/two.bin",
-        f"and check with: fedagrac data verify tiny --data-dir {tmp_path}",
-        "Or name a folder that holds tiny/ in $FEDAGRAC_DATA or --data-dir.",
+        f"and check with: FEDAGRAC_DATA={tmp_path} fedagrac data verify tiny",
+        "Or name a folder that holds tiny/ in $FEDAGRAC_DATA or data_dir.",
     ]
     assert left_nothing(tmp_path)
 
@@ -280,7 +281,7 @@ def test_without_a_server_the_error_says_which_file_to_put_where(tmp_path):
 def test_a_server_that_sends_too_much_is_cut_off(server, tmp_path):
     server.pages = {"/one": bytes(3 * 2**20)}
     with pytest.raises(DataError, match="more than"):
-        files.fetch(plain(server.url), tmp_path)
+        download.fetch(plain(server.url), tmp_path)
     assert server.asked == ["/one"]
     assert left_nothing(tmp_path)
 
@@ -309,7 +310,7 @@ def test_a_hostile_archive_is_refused_whole(server, tmp_path, hostile, message, 
     members = [hostile, *GOOD] if place == "first" else [*GOOD, hostile]
     server.pages = {"/all.tar.gz": archive(*members)}
     with pytest.raises(DataError) as caught:
-        files.fetch(packed(server.url), tmp_path / "root")
+        download.fetch(packed(server.url), tmp_path / "root")
     assert message in str(caught.value)
     assert server.asked == ["/all.tar.gz"]
     assert left_nothing(tmp_path / "root")
@@ -324,7 +325,7 @@ def test_an_archive_that_swells_is_refused(server, tmp_path):
     for members, message in ((many, "members"), (halves, "unpacks to more"), ([header], "unpacks to more")):
         server.pages = {"/all.tar.gz": archive(*members, *GOOD)}
         with pytest.raises(DataError, match=message):
-            files.fetch(packed(server.url), tmp_path)
+            download.fetch(packed(server.url), tmp_path)
         assert left_nothing(tmp_path)
 
 
@@ -342,14 +343,15 @@ def test_an_archive_that_swells_is_refused(server, tmp_path):
 def test_a_bad_archive_is_an_error(server, tmp_path, content, message):
     server.pages = {"/all.tar.gz": content}
     with pytest.raises(DataError, match=message):
-        files.fetch(packed(server.url), tmp_path)
+        download.fetch(packed(server.url), tmp_path)
     assert left_nothing(tmp_path)
 
 
 FETCH = """
 import sys, time
 from pathlib import Path
-from fedagrac.data.files import DataFile, DataSet, Download, fetch
+from fedagrac.data.catalogue import DataFile, DataSet, Download
+from fedagrac.data.download import fetch
 entry, download, root, mark = eval(sys.argv[1])
 Path(mark).touch()
 while len(list(Path(mark).parent.glob("ready-*"))) < int(sys.argv[2]):
@@ -425,14 +427,14 @@ def test_a_process_that_is_killed_leaves_the_next_one_free(server, tmp_path):
     killed.set()
     assert list((tmp_path / "tiny").glob(".fetch-*"))
     data = data_set([described("one", FIRST)], [Download(f"{server.url}/one", ("one",), 1)])
-    files.fetch(data, tmp_path)
+    download.fetch(data, tmp_path)
     assert below(tmp_path / "tiny") == {"one": FIRST}
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_with_a_way_out(server, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DataError) as caught:
-        files.fetch(plain(server.url), tmp_path / "file")
+        download.fetch(plain(server.url), tmp_path / "file")
     assert f"{tmp_path / 'file'}" in str(caught.value)
     assert "$FEDAGRAC_DATA" in str(caught.value)
     assert server.asked == []
@@ -442,29 +444,31 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_a_way_out(server, tmp_
 def test_without_the_libraries_files_are_still_found_and_verified(tmp_path, monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(DataError, match=rf"pip install {library}(.|\n)*from http://127.0.0.1:1/one\n    one"):
-        files.fetch(plain(), tmp_path)
+        download.fetch(plain(), tmp_path)
     (tmp_path / "tiny").mkdir(exist_ok=True)
     (tmp_path / "tiny" / "one").write_bytes(FIRST)
     (tmp_path / "tiny" / "two.t").write_bytes(SECOND)
-    assert files.ready(plain(), tmp_path) == tmp_path / "tiny"
+    assert download.ready(plain(), tmp_path) == tmp_path / "tiny"
 
 
-def test_the_module_itself_imports_the_standard_library_only():
-    tree = ast.parse(Path(files.__file__).read_text())
+@pytest.mark.parametrize("module", [catalogue, locating, archives, download])
+def test_the_modules_themselves_import_the_standard_library_only(module):
+    tree = ast.parse(Path(module.__file__).read_text())
     names = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
     assert {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) == {"fedagrac"}
-    assert "fedagrac.errors" in names
+    if module in (catalogue, locating, download):
+        assert "fedagrac.errors" in names
 
 
 def test_progress_goes_to_stderr_when_asked_for(server, tmp_path, capsys):
     server.pages = {"/one": FIRST, "/two.t": SECOND}
-    files.fetch(plain(server.url), tmp_path / "a", progress=True)
+    download.fetch(plain(server.url), tmp_path / "a", progress=True)
     shown = capsys.readouterr()
     assert "two.t" in shown.err
     assert f"{len(FIRST)}/{len(FIRST)} bytes" in shown.err
     assert max(map(len, shown.err.splitlines())) <= 80
-    files.fetch(plain(server.url), tmp_path / "b")  # stderr is no terminal here
+    download.fetch(plain(server.url), tmp_path / "b")  # stderr is no terminal here
     rest = capsys.readouterr()
     assert shown.out + rest.out + rest.err == ""
 
@@ -474,7 +478,7 @@ def test_progress_goes_to_stderr_when_asked_for(server, tmp_path, capsys):
 
 def test_verify_tells_missing_from_different(tmp_path):
     (tmp_path / "one").write_bytes(FIRST + b"!")
-    one, two = files.verify(plain(), tmp_path)
+    one, two = locating.verify(plain(), tmp_path)
     assert (one.state, one.size, one.sha256) == (
         "differs",
         len(FIRST) + 1,
@@ -482,7 +486,7 @@ def test_verify_tells_missing_from_different(tmp_path):
     )
     assert (two.state, two.size, two.sha256) == ("missing", None, None)
     (tmp_path / "two.t").mkdir()
-    assert files.verify(plain(), tmp_path)[1].note == "not a file"
+    assert locating.verify(plain(), tmp_path)[1].note == "not a file"
 
 
 @pytest.mark.parametrize(
@@ -492,7 +496,7 @@ def test_verify_tells_missing_from_different(tmp_path):
 )
 def test_damaged_gzip_differs(tmp_path, content):
     (tmp_path / "one.gz").write_bytes(content)
-    status = files.verify(gzipped(""), tmp_path)[0]
+    status = locating.verify(gzipped(""), tmp_path)[0]
     assert status.state == "differs"
 
 
@@ -501,7 +505,7 @@ def test_a_gzip_bomb_is_stopped_early_and_in_little_memory(tmp_path):
         for _ in range(64):
             bomb.write(bytes(2**20))
     tracemalloc.start()
-    status = files.verify(gzipped(""), tmp_path)[0]
+    status = locating.verify(gzipped(""), tmp_path)[0]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert status.state == "differs"
@@ -515,14 +519,14 @@ def test_ready_names_file_hashes_and_remedy_when_content_differs(tmp_path):
     (folder / "one").write_bytes(FIRST)
     (folder / "two.t").write_bytes(b"changed")
     with pytest.raises(InputError) as caught:
-        files.ready(plain(), tmp_path)
+        download.ready(plain(), tmp_path)
     message = str(caught.value)
     for part in (
         str(folder / "two.t"),
         hashlib.sha256(b"changed").hexdigest(),
         hashlib.sha256(SECOND).hexdigest(),
         "Delete the file",
-        f"fedagrac data fetch tiny --data-dir {tmp_path}",
+        f"FEDAGRAC_DATA={tmp_path} fedagrac data fetch tiny",
     ):
         assert part in message
     assert (folder / "two.t").read_bytes() == b"changed"
@@ -530,7 +534,7 @@ def test_ready_names_file_hashes_and_remedy_when_content_differs(tmp_path):
 
 def test_ready_stays_off_the_network_when_told_to(server, tmp_path):
     with pytest.raises(DataError, match="was not to be fetched"):
-        files.ready(plain(server.url), tmp_path, fetch_missing=False)
+        download.ready(plain(server.url), tmp_path, fetch_missing=False)
     assert server.asked == []
 
 
@@ -538,7 +542,7 @@ def test_ready_stays_off_the_network_when_told_to(server, tmp_path):
 def test_the_real_files_verify(name):
     if REAL[name] is None:
         pytest.skip(f"{name} is not on this machine")
-    assert {status.state for status in files.verify(name, REAL[name])} == {"ok"}
+    assert {status.state for status in locating.verify(name, REAL[name])} == {"ok"}
 
 
 def test_every_file_has_one_address():
@@ -552,15 +556,15 @@ def test_every_file_has_one_address():
 
 
 def test_roots_are_searched_in_order(tmp_path, home, monkeypatch):
-    assert files.data_roots() == [home / ".cache" / "fedagrac"]
+    assert locating.data_roots() == [home / ".cache" / "fedagrac"]
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # counts as unset, by the XDG rules
-    assert files.data_roots() == [home / ".cache" / "fedagrac"]
+    assert locating.data_roots() == [home / ".cache" / "fedagrac"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("FEDAGRAC_DATA", "~/mine")
     monkeypatch.chdir(tmp_path)
-    assert files.data_roots("here") == [tmp_path / "here", home / "mine", tmp_path / "xdg" / "fedagrac"]
+    assert locating.data_roots("here") == [tmp_path / "here", home / "mine", tmp_path / "xdg" / "fedagrac"]
     monkeypatch.setenv("FEDAGRAC_DATA", "")
-    assert files.data_roots() == [tmp_path / "xdg" / "fedagrac"]
+    assert locating.data_roots() == [tmp_path / "xdg" / "fedagrac"]
 
 
 def test_the_cache_folder_follows_the_platform(home, monkeypatch):
@@ -576,27 +580,27 @@ def test_the_first_folder_with_all_files_is_taken(tmp_path, home, monkeypatch):
     data = replace(plain(), elsewhere=(str(tmp_path / "system"),))
     places = [tmp_path / "given" / "tiny", tmp_path / "env" / "tiny", home / ".cache" / "fedagrac" / "tiny"]
     places.append(tmp_path / "system")
-    assert files.folders(data, tmp_path / "given") == places
-    assert files.locate(data, tmp_path / "given") is None
+    assert locating.folders(data, tmp_path / "given") == places
+    assert locating.locate(data, tmp_path / "given") is None
     for place in reversed(places):
         place.mkdir(parents=True)
         (place / "one").touch()
-        before = files.locate(data, tmp_path / "given")
+        before = locating.locate(data, tmp_path / "given")
         assert before != place  # half of it does not count
         if before is None:
-            assert files.found_in(data, tmp_path / "given") == place
+            assert locating.found_in(data, tmp_path / "given") == place
         (place / "two.t").touch()
-        assert files.locate(data, tmp_path / "given") == place
+        assert locating.locate(data, tmp_path / "given") == place
 
 
 def test_debian_s_fashion_mnist_is_looked_for():
-    assert files.folders("fashion-mnist")[-1] == Path("/usr/share/datasets/fashion-mnist")
-    assert len(files.folders("a9a")) == 1
+    assert locating.folders("fashion-mnist")[-1] == Path("/usr/share/datasets/fashion-mnist")
+    assert len(locating.folders("a9a")) == 1
 
 
 def test_an_unknown_name_is_bad_input(tmp_path):
     with pytest.raises(InputError, match="did you mean 'cifar10'"):
-        files.locate("cifar-10")
+        locating.locate("cifar-10")
 
 
 # the command

@@ -6,8 +6,8 @@ import torch
 
 import fedagrac as fg
 from fedagrac.data.batches import batch_positions
-from fedagrac.data.files import locate
-from fedagrac.data.images import draw_shifts
+from fedagrac.data.locating import locate
+from fedagrac.data.pictures import draw_shifts
 
 
 def real(name):

@@ -35,7 +35,7 @@ def test_auto_takes_the_engine_that_the_measurements_favour(model, clients, batc
 
     class Keep(fg.Callback):
         def on_start(self, run):
-            self.engine = run.engine.name
+            self.engine = run.fleet.engine.name
 
     keep = Keep()
     fg.simulate(
@@ -65,12 +65,12 @@ def timed(monkeypatch):
 
         return build
 
-    def run(self, engine, m, steps):
+    def seconds(self, engine, m, steps):
         measured.append(engine.kind)
         return times[engine.kind] * m * steps / 1e6
 
     monkeypatch.setattr(choice, "CANDIDATES", {name: make(name) for name in choice.CANDIDATES})
-    monkeypatch.setattr(choice._Measurements, "_run", run)
+    monkeypatch.setattr(choice.Measurements, "seconds", seconds)
     monkeypatch.setattr(choice.time, "perf_counter", lambda: now[0])
     return times, measured
 
@@ -112,7 +112,7 @@ def test_the_fastest_for_the_whole_run_is_taken(timed, us, client_steps, expecte
     ],
 )
 def test_what_was_asked_for_is_kept(engine, compile, possible):
-    assert choice._candidates(workload(), engine, compile) == possible
+    assert choice.candidates(workload(), engine, compile) == possible
 
 
 def test_serial_is_never_compiled():
@@ -141,7 +141,7 @@ def test_a_damaged_file_is_measured_again(timed, content):
     times, measured = timed
     times.update(zip(ALL, (100, 10, 1, 50), strict=True))
     choose_engine(workload(), "auto", "auto", 6, 1e5)
-    (path,) = choice._folder().iterdir()
+    (path,) = choice.measurements_folder().iterdir()
     path.write_text(content)
     measured.clear()
     assert choose_engine(workload(), "auto", "auto", 6, 1e5)[0].kind == "lanes"

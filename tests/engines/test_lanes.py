@@ -1,5 +1,7 @@
 """Lanes give the numbers of serial, however clients are packed."""
 
+import ctypes
+import platform
 import subprocess
 import sys
 
@@ -11,11 +13,12 @@ from torch import nn
 import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.core.local import Plan
-from fedagrac.data.images import Images
-from fedagrac.engines import LanesEngine, SerialEngine, Workload
+from fedagrac.data.pictures import Images
+from fedagrac.engines import LanesEngine, SerialEngine, Workload, keep_freed_memory
+from fedagrac.engines.lanes.kernels.patches import Convolution
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of, faster_as_products
-from fedagrac.engines.lanes.patches import Convolution
 from fedagrac.engines.lanes.pools import Maxima
+from fedagrac.engines.lanes.waves import draw_wave
 from fedagrac.models import VectorModel
 from quadratics import half_square, quadratics
 
@@ -98,7 +101,7 @@ def test_the_papers_networks_without_dropout(model, shape):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedagrac"])
-def test_convolutions_as_products_of_patches_give_the_same(name, monkeypatch):
+def test_convolutions_as_products_of_patches_give_the_same(name):
     """Every convolution routed, with strides and paddings, against the serial engine's plain conv2d."""
     torch.manual_seed(2)
     model = nn.Sequential(
@@ -106,19 +109,20 @@ def test_convolutions_as_products_of_patches_give_the_same(name, monkeypatch):
         nn.ReLU(), nn.Conv2d(6, 6, 3, groups=2), nn.Flatten(), nn.Linear(6 * 4 * 3, 4),
     )  # fmt: skip
 
-    def route_all(self, lanes):
-        inputs, _ = self.workload.load(torch.zeros(5, dtype=torch.int64))
-        found = convolutions_of(self.workload.model.module, inputs)
-        assert len(found) == 2  # the grouped one is left alone
-        self._routed = RoutedLayers(found)
+    def all_routed(workload):
+        inputs, _ = workload.load(torch.zeros(5, dtype=torch.int64))
+        convolutions = convolutions_of(workload.model.module, inputs)
+        assert len(convolutions) == 2  # the grouped one stays as it is
+        engine = LanesEngine(workload)
+        engine.model.layers = RoutedLayers(convolutions)
+        return engine
 
-    monkeypatch.setattr(LanesEngine, "_route", route_all)
     serial, lanes = (
         fg.simulate(
             model, pictures(), fg.algorithm(name, lr=0.05), rounds=2, steps=fg.Explicit([[1, 9, 4, 2, 9]]),
             batch_size=5, engine=engine, device="cpu", dtype=torch.float64,
         ).vector
-        for engine in ("serial", "lanes")
+        for engine in ("serial", all_routed)
     )  # fmt: skip
     assert far(lanes, serial) < 1e-10
 
@@ -189,7 +193,7 @@ def test_compiled_steps_give_every_part_of_the_reply(monkeypatch):
         for part in ("models", "loss", "first", "total"):
             assert far(getattr(b, part), getattr(a, part)) < 1e-12
     assert lanes.compiled
-    assert len(lanes._prepared) == 1
+    assert len(lanes.prepared) == 1
 
 
 @pytest.mark.parametrize("width", [None, 1])
@@ -284,21 +288,21 @@ def test_recorded_steps_serve_later_rounds():
         for part in ("models", "loss", "first", "total"):
             assert far(getattr(b, part), getattr(a, part)) < 1e-12
         x = a.models.mean(0)
-    assert len(lanes._prepared) == 1
+    assert len(lanes.prepared) == 1
 
 
 def test_lanes_are_grouped_by_batch_size_and_sorted_by_steps():
     _, _, lanes = engines(batch_size=20, sampling="shuffle", width=2)  # sizes 12 and 18 are below a batch
     plan = Plan.of(steps=RAGGED, lr=0.01)
-    waves = list(lanes._packing(plan, np.arange(6)))
+    waves = list(lanes.packing(plan, np.arange(6)))
     assert [w.tolist() for w in waves] == [[0], [2], [3, 1], [4, 5]]
 
 
 def test_nothing_is_padded():
     _, _, lanes = engines()
     plan = Plan.of(steps=RAGGED, lr=0.01)
-    (members,) = lanes._packing(plan, np.arange(6))
-    wave = lanes._wave(members, plan, np.arange(6), 0)
+    (members,) = lanes.packing(plan, np.arange(6))
+    wave = draw_wave(lanes.workload, members, plan, np.arange(6), 0)
     assert len(wave.samples) == sum(RAGGED)
     assert wave.running.tolist() == [6] + [4] * 2 + [3] * 4 + [1] * 93
 
@@ -319,7 +323,7 @@ def test_a_wave_that_does_not_fit_is_run_in_halves(monkeypatch):
     q, serial, lanes = engines()
     plan = Plan.of(steps=RAGGED, lr=0.01, mean=True, first_steps=3)
     x, clients = torch.from_numpy(q.start()), np.arange(6)
-    real, tried = LanesEngine._step_wave, []
+    real, tried = LanesEngine.step_wave, []
 
     def small(self, wave, *arguments):
         tried.append(len(wave.rows))
@@ -327,7 +331,7 @@ def test_a_wave_that_does_not_fit_is_run_in_halves(monkeypatch):
             raise torch.OutOfMemoryError("too many")
         real(self, wave, *arguments)
 
-    monkeypatch.setattr(LanesEngine, "_step_wave", small)
+    monkeypatch.setattr(LanesEngine, "step_wave", small)
     with pytest.warns(UserWarning, match="out of memory"):
         reply = lanes.run(plan, x, clients, 0)
     assert far(reply.models, serial.run(plan, x, clients, 0).models) < 1e-12
@@ -335,6 +339,25 @@ def test_a_wave_that_does_not_fit_is_run_in_halves(monkeypatch):
     tried.clear()
     lanes.run(plan, x, clients, 0)
     assert max(tried) <= 2  # the width that fits is remembered
+
+
+def test_an_engine_does_not_change_the_allocator_of_the_process(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a library function was looked up")
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    q, _, lanes = engines()
+    lanes.run(Plan.of(steps=RAGGED, lr=0.01), torch.from_numpy(q.start()), np.arange(6), 0)
+
+
+def test_freed_memory_is_kept_on_request_where_the_c_library_can():
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+    assert keep_freed_memory() == keep_freed_memory()
+
+
+def test_engines_declare_how_they_run():
+    _, serial, lanes = engines(width=2)
+    assert [(e.name, e.width, e.compiled) for e in (serial, lanes)] == [("serial", 1, False), ("lanes", 2, False)]
 
 
 def test_dropout_is_keyed_by_the_wave():

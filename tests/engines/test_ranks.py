@@ -134,7 +134,7 @@ def test_a_signal_to_one_process_ends_all_of_them_after_the_round(tmp_path):
     code, printed = end_of(launcher)
     assert code != 0
     assert "interrupted by SIGTERM" in printed
-    assert f"go on with: torchrun --nproc-per-node 2 -m fedagrac run --resume --out {out}" in printed
+    assert f"resume with: torchrun --nproc-per-node 2 -m fedagrac run --resume --out {out}" in printed
     done = history.read_text().count("\n")
     stored = read_checkpoint(out / "scaffold" / "checkpoint", history=history)
     assert 3 <= stored.round == done < 5000
@@ -166,5 +166,5 @@ def test_a_lost_process_is_named(monkeypatch):
     monkeypatch.setattr("fedagrac.engines.ranks.distributed.broadcast", gone)
     ranks = Ranks(rank=1, size=2)
     for use in (lambda: ranks.total(torch.ones(1)), lambda: ranks.agree(1), ranks.wait):
-        with pytest.raises(LostRankError, match="--resume"):
+        with pytest.raises(LostRankError, match="resume from its last checkpoint"):
             use()

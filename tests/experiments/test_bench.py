@@ -23,9 +23,16 @@ def test_one_workload_from_the_command_line(tmp_path, capsys):
 
 
 def test_the_pfl_workload_is_the_public_one():
-    w = bench.WORKLOADS["pfl"]
-    assert sum(p.numel() for p in w.model().parameters()) == 1_626_442
-    assert (w.clients, w.cohort, w.samples, w.batch, w.lr, w.client_steps()) == (1000, 50, 50, 10, 0.1, 250)
+    case = bench.CASES["pfl"]
+    assert sum(p.numel() for p in case.model().parameters()) == 1_626_442
+    assert (case.clients, case.cohort, case.samples, case.batch, case.lr, case.client_steps()) == (
+        1000,
+        50,
+        50,
+        10,
+        0.1,
+        250,
+    )
 
 
 def test_the_spread_of_steps():
@@ -36,7 +43,15 @@ def test_the_spread_of_steps():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["lr"], ["--parts", "speed"], ["--engines", "lane"], ["--budget", "0"], ["--precision", "half"]]
+    "arguments",
+    [
+        ["lr"],
+        ["--parts", "speed"],
+        ["--engines", "lane"],
+        ["--budget", "0"],
+        ["--precision", "half"],
+        ["--device", "tpu"],
+    ],
 )
 def test_wrong_names_are_said(arguments, capsys):
     with pytest.raises(SystemExit) as done:

@@ -73,7 +73,7 @@ def test_values_may_be_words_numbers_or_tables():
         ("lr=0.1,0.2", "algorithm.KEY"),
         ("algorithm.lr=", "algorithm.KEY"),
         ("algorithm.lr", "algorithm.KEY"),
-        ("steps.variance=0,1", "--set"),
+        ("steps.variance=0,1", "`set`"),
         ("algorithm.nu=1,2", "did you mean 'mu'"),
         ("algorithm.fedavg.mu=1,2", "one of lr"),
         ("algorithm.fednova.lr=1,2", "fedavg, prox"),
@@ -207,7 +207,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path, capsys, monkeypatch):
         patched.setattr(Progress, "on_round", on_round)
         assert command("--out", out) == 143
     said = " ".join(capsys.readouterr().err.split())
-    again = f"go on with: fedagrac sweep {file} --grid algorithm.lr=0.1,0.5 --seeds 2 --out {out} --resume"
+    again = f"resume with: fedagrac sweep {file} --grid algorithm.lr=0.1,0.5 --seeds 2 --out {out} --resume"
     assert again in said
     assert len(list(out.glob("seed-5/*/status.json"))) == 4
     assert len(list(out.glob("seed-6/*/checkpoint/round-00000002.safetensors"))) == 4

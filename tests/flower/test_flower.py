@@ -26,11 +26,14 @@ from flwr.app import Array, Context, Error, Message, RecordDict
 from fedagrac.cli.app import main
 from fedagrac.flower import client_app, link
 from fedagrac.flower.app import write_app
-from fedagrac.flower.rounds import needs_steps_first
-from fedagrac.flower.server import FlowerRun, build_model
+from fedagrac.flower.fleet import FlowerFleet
+from fedagrac.flower.link import Link
+from fedagrac.flower.server import build_model, run_federation
 from fedagrac.flower.settings import Settings, partition_of
 from fedagrac.report import read_run
+from fedagrac.rounds.server import Server
 from fedagrac.storage.checkpoints import read_checkpoint
+from fedagrac.storage.clients import ClientTable
 
 K = [3, 5, 12]
 FED = fg.Federation.load("digits", clients=3, partition=fg.Dirichlet(0.5), seed=0)
@@ -127,11 +130,9 @@ def federation(settings, spoil=None, **node_configs):
     return StandIn(nodes, spoil)
 
 
-def flower(settings, grid, test=None):
+def flower(settings, grid, test=None, **options):
     checked = Settings.of(settings)
-    run = FlowerRun.of(grid, checked, build_model(checked, model, None), test)
-    run.run()
-    return run
+    return run_federation(grid, checked, build_model(checked, model, None), test, **options)
 
 
 def simulated(algorithm, rounds=3, federation=FED, steps=K, dtype=torch.float64):
@@ -230,7 +231,7 @@ def test_small_steps_send_their_gradient_sum_because_the_model_does_not_give_it(
 
 
 def test_an_algorithm_that_needs_k_first_is_refused(tmp_path):
-    assert [name for name in ALGORITHMS if needs_steps_first(fg.algorithm(name, lr=0.1))] == ["fedlin"]
+    assert [name for name in ALGORITHMS if fg.algorithm(name, lr=0.1).traits.needs_steps] == ["fedlin"]
     settings = config(tmp_path, algorithm__name="fedlin", steps__kind="client")
     with pytest.raises(InputError, match="fedlin's local rule needs K_i before it starts"):
         flower(settings, federation(settings))
@@ -269,7 +270,8 @@ def test_a_bad_reply_is_dropped_named_and_counted(fault, form, tmp_path):
         settings["steps.max_steps"] = 1000
     run = flower(settings, federation(settings, spoil, steps=K))
     assert [record["clients"] for record in run.history] == [3, 2, 3]
-    assert [record["dropped"] for record in run.history] == [0, 1, 0]
+    assert [record["asked"] for record in run.history] == [3, 3, 3]
+    assert [record["dropped"] for record in run.history] == [[], [1], []]
     (event,) = run.history[1]["events"]
     assert "client 1: reply dropped" in event
     assert fault in event
@@ -301,8 +303,9 @@ def test_the_guard_is_that_of_a_simulation(form, tmp_path):
     expected = fg.simulate(model(None).double(), FED, fg.FedaGrac(lr=0.1), 3, **options)
     assert expected.history.column("dropped") == [[], [1], []]
     assert close(run.state["x"], expected.vector)
-    assert [record["clients"] for record in run.history] == [3, 2, 3]
-    assert [record["dropped"] for record in run.history] == [0, 1, 0]
+    for field in ("clients", "dropped"):  # client 1 replied, and does not count
+        assert run.history.column(field) == expected.history.column(field)
+    assert run.history.column("clients") == [3, 3, 3]
     (event,) = run.history[1]["events"]
     assert re.fullmatch(r"client 1: dropped, its update is [\d.]+(e\+\d+)? x the median", event)
 
@@ -341,13 +344,14 @@ def test_the_model_is_averaged_over_those_who_answered(tmp_path):
     models = []
     for i in (1, 2):  # one client alone is its own average; its batches are those of its number
         alone = StandIn({10: Node({**settings, "clients": 3}, i)})
-        own = Settings.of({**settings, "out": str(tmp_path / f"alone{i}")})
-        single = FlowerRun.of(alone, own, build_model(own, model, None))
+        own = Settings.of(settings)
+        vector_model = build_model(own, model, None)
+        single = FlowerFleet(own, vector_model, Link(alone, vector_model, own))
         single.link.sizes = dict(enumerate(n.tolist()))
-        single.state, single.table = {"x": single.model.initial()}, fg.simulation.ClientTable(3)
-        single.folder.mkdir(parents=True)
-        single.round()
-        models.append(single.state["x"])
+        server = Server(own.build_algorithm(), {"x": vector_model.initial()}, ClientTable(3))
+        (replies,) = single.round([server])
+        server.take_in(replies)
+        models.append(server.x)
     expected = (n[1] * models[0] + n[2] * models[1]) / (n[1] + n[2])
     assert close(run.state["x"], expected)
     assert run.history[0]["events"] == ["client 0: no reply to train.steps within 0.3 s"]
@@ -414,6 +418,54 @@ def test_a_client_runs_until_its_time_is_over(tmp_path):
     assert 1 <= steps["1"] < steps["2"]
     again = simulated(fg.FedaGrac(lr=0.1), rounds=1, steps=list(steps.values()))
     assert close(run.state["x"], again.vector, 1e-10)
+
+
+class Seen(fg.Callback):
+    """Keeps what callbacks are shown."""
+
+    def __init__(self):
+        self.calls, self.replies = [], []
+
+    def on_start(self, run):
+        self.calls.append("start")
+
+    def on_round(self, run, record):
+        self.calls.append(record["round"])
+        assert run.cohort.clients.tolist() == [0, 1, 2]
+        assert run.plan.steps.tolist() == K
+        self.replies = list(run.replies)
+
+    def on_end(self, run, result):
+        self.calls.append(result.status)
+
+
+def test_callbacks_stopping_rules_and_metrics_are_those_of_a_simulation(tmp_path):
+    expected = simulated(fg.FedaGrac(lr=0.1), rounds=9)
+    accuracy = expected.history[1]["test_accuracy"]
+    stop = next(record["round"] for record in expected.history if record["test_accuracy"] >= accuracy)
+    settings = config(tmp_path, rounds=9, stop__accuracy=accuracy)
+    seen, board = Seen(), fg.TensorBoard(tmp_path / "board")
+    size = {"outputs": lambda output, target: torch.tensor(float(len(output)))}
+    run = flower(settings, federation(settings), FED.test, callbacks=[seen, board], metrics=size)
+    assert run.result.status == "stopped"
+    assert "reached the target" in run.result.reason
+    assert seen.calls == ["start", *range(1, stop + 1), "stopped"]
+    assert run.history.column("test_accuracy") == expected.history.column("test_accuracy")[:stop]
+    assert run.history.column("outputs") == [float(len(FED.test[0]))] * stop
+    assert [(reply.client, reply.steps) for reply in seen.replies] == list(enumerate(K))
+    assert all(reply.length > 0 and reply.loss > 0 for reply in seen.replies)
+    assert list((tmp_path / "board" / "fedagrac").iterdir())
+
+
+def test_a_callback_ends_a_federation(tmp_path):
+    class Enough(fg.Callback):
+        def on_round(self, run, record):
+            run.stop("enough")
+
+    settings = config(tmp_path)
+    run = flower(settings, federation(settings), callbacks=[Enough()])
+    assert (run.result.status, run.result.reason) == ("stopped", "round 1: enough")
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "stopped"
 
 
 def test_a_run_that_was_cut_off_goes_on_with_the_same_numbers(tmp_path):
@@ -679,7 +731,7 @@ def test_a_server_process_that_is_killed_goes_on_from_its_last_round(loopback_fo
 def test_processes_that_send_nonsense_are_dropped(loopback_folder):
     first, second, _ = rounds_of(loopback_folder, "troubled")
     assert set(first["steps"]) == {"2"}
-    assert first["dropped"] == 2
+    assert first["dropped"] == [0, 1]
     assert any("client 0: reply dropped, model holds NaN" in event for event in first["events"])
     assert any("client 1: reply dropped, model has shape (649,)" in event for event in first["events"])
     assert any("client 2: reply dropped, steps = 1000000000" in event for event in second["events"])

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import fedagrac as fg
-from fedagrac.data.images import Images, crop_and_flip, draw_shifts
+from fedagrac.core.streams import first_weights
+from fedagrac.data.pictures import Images, crop_and_flip, draw_shifts
 
 # the paper's tables: trainable parameters and output shapes, layer by layer
 CNN = {"parameters": [260, 5020, 16050, 510], "shapes": [(10, 24, 24), (20, 8, 8), (50,), (10,)]}
@@ -83,6 +84,41 @@ def test_dropout_is_where_the_tables_say():
     for name in ("cnn", "alexnet", "vgg19"):
         drops = [layer for layer in fg.models.build(name) if isinstance(layer, nn.Dropout | nn.Dropout2d)]
         assert [layer.p for layer in drops] == [0.5, 0.5]
+
+
+def start(name, seed=0):
+    with first_weights(seed):
+        return fg.models.build(name)
+
+
+def test_vgg19_starts_as_the_authors_draw_it():
+    """Convolutions: Normal(0, sqrt(2 / (k k out))) and zero biases. Dense layers: as torch makes them."""
+    for layer in start("vgg19"):
+        if isinstance(layer, nn.Conv2d):
+            expected = (2 / (3 * 3 * layer.out_channels)) ** 0.5
+            weights = layer.weight.detach()
+            error = 1 / (2 * weights.numel()) ** 0.5  # relative standard error of a standard deviation
+            assert abs(float(weights.std()) / expected - 1) < 5 * error
+            assert abs(float(weights.mean())) < 5 * expected / weights.numel() ** 0.5
+            assert not layer.bias.any()
+        elif isinstance(layer, nn.Linear):
+            bound = layer.in_features**-0.5
+            assert 0.9 * bound < float(layer.weight.abs().max()) <= bound
+            assert layer.bias.any()
+
+
+def test_the_seed_decides_the_start_of_vgg19():
+    first, again, other = (start("vgg19", seed)[0].weight for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_alexnet_starts_as_torch_makes_it():
+    for layer in start("alexnet"):
+        if isinstance(layer, nn.Conv2d):
+            bound = (layer.in_channels * layer.kernel_size[0] * layer.kernel_size[1]) ** -0.5
+            assert 0.9 * bound < float(layer.weight.abs().max()) <= bound
+            assert layer.bias.any()
 
 
 def test_the_tables_agree_with_the_targets_file():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import fedagrac as fg
-from fedagrac.data.files import locate
-from fedagrac.paper import RECIPES, Record, Records, figure_estimators, figure_lambda, records_of, table1
-from fedagrac.paper.grid import Choice, compare_means
+from fedagrac.data.locating import locate
+from fedagrac.paper import RECIPES, Records, TrialRecord, figure_estimators, figure_lambda, records_of, table1
+from fedagrac.paper.grid import GridPoint, compare_means
 from fedagrac.paper.runner import Deadline, run_simulations
 
 ROOT = Path(__file__).parents[2]
@@ -23,16 +23,16 @@ needs_data = pytest.mark.skipif(
 
 def record(final, finished=True, status="finished"):
     outcome = {"final": final, "accuracy": [final / 2, final], "rounds": 2, "finished": finished, "status": status}
-    return Record("x", {}, outcome, {})
+    return TrialRecord("x", {}, outcome, {})
 
 
-def choice(*finals, **options):
-    return Choice("s", tuple(record(final, **options) for final in finals))
+def point(*finals, **options):
+    return GridPoint("s", tuple(record(final, **options) for final in finals))
 
 
 def made(recipe, value):
-    """Records of a recipe at the paper's counts; value gives the final accuracy by the cell's name and seed."""
-    return {cell.name: record(value(cell.name, cell.settings["seed"])) for cell in recipe.cells("paper")}
+    """Records of a recipe at the paper's counts; value gives the final accuracy by the trial's name and seed."""
+    return {trial.name: record(value(trial.name, trial.settings["seed"])) for trial in recipe.trials("paper")}
 
 
 def verdict(recipe, found, words):
@@ -43,14 +43,14 @@ def verdict(recipe, found, words):
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
-        (choice(0.80, 0.81), choice(0.70, 0.71), "holds"),
-        (choice(0.70), choice(0.80), "does not hold"),
-        (choice(0.80), choice(0.80), "does not hold"),
-        (choice(0.80, 0.84), choice(0.81, 0.81), "not decided"),  # closer than the spread
-        (choice(0.80, finished=False), choice(0.70), "not decided"),
-        (choice(0.70), choice(0.80, status="diverged"), "holds"),
-        (choice(0.70, status="diverged"), choice(0.80, status="diverged"), "not decided"),
-        (None, choice(0.80), "not decided"),
+        (point(0.80, 0.81), point(0.70, 0.71), "holds"),
+        (point(0.70), point(0.80), "does not hold"),
+        (point(0.80), point(0.80), "does not hold"),
+        (point(0.80, 0.84), point(0.81, 0.81), "not decided"),  # closer than the spread
+        (point(0.80, finished=False), point(0.70), "not decided"),
+        (point(0.70), point(0.80, status="diverged"), "holds"),
+        (point(0.70, status="diverged"), point(0.80, status="diverged"), "not decided"),
+        (None, point(0.80), "not decided"),
     ],
 )
 def test_means_are_compared_with_their_spread(a, b, expected):
@@ -59,27 +59,27 @@ def test_means_are_compared_with_their_spread(a, b, expected):
 
 def test_the_records_of_table1_are_still_its_cells():
     found = records_of(TABLE1, "paper", Records(ROOT / "docs" / "reproduction"))
-    kept = {json.loads(path.read_text())["cell"] for path in (ROOT / "docs/reproduction/table1").glob("*.json")}
+    kept = {json.loads(path.read_text())["trial"] for path in (ROOT / "docs/reproduction/table1").glob("*.json")}
     assert {"lr/neither", "lr/step-async", "lr/non-iid", "lr/both"} <= kept
     assert set(found) == kept
 
 
 def test_table1_has_all_readings_of_unequal_data():
-    cells = {cell.name: cell.settings for cell in TABLE1.cells("paper")}
-    assert len(cells) == 16
+    trials = {trial.name: trial.settings for trial in TABLE1.trials("paper")}
+    assert len(trials) == 16
     for row, rate in (("lr", 0.001), ("cnn", 0.03)):
         for column in ("non-iid", "both"):
-            one, two = cells[f"{row}/{column}"], cells[f"{row}/{column}-dp2"]
-            assert cells[f"{row}/{column}-two"]["data"]["partition"] == {"kind": "shards", "classes": 2}
+            one, two = trials[f"{row}/{column}"], trials[f"{row}/{column}-dp2"]
+            assert trials[f"{row}/{column}-two"]["data"]["partition"] == {"kind": "shards", "classes": 2}
             assert one["data"]["partition"] == {"kind": "dirichlet", "alpha": 0.3}
             assert two["data"]["partition"] == {"kind": "shards", "classes": 5}
             assert {**one, "data": None} == {**two, "data": None}
             assert one["algorithm"] == {"name": "fedavg", "lr": rate}
             assert (one["target"], one["rounds"]) == (0.8, 1000)
-    assert cells["lr/both"]["steps"] == {"kind": "linear", "first": 100, "increment": 150}
+    assert trials["lr/both"]["steps"] == {"kind": "linear", "first": 100, "increment": 150}
 
     def reached(rounds):
-        return Record("x", {}, {"rounds": 9, "rounds_to_target": rounds, "finished": True}, {})
+        return TrialRecord("x", {}, {"rounds": 9, "rounds_to_target": rounds, "finished": True}, {})
 
     found = {"cnn/neither": reached(2), "cnn/non-iid-dp2": reached(7), "cnn/both-dp2": reached(5)}
     assert verdict(TABLE1, found, "cnn, 5 classes each: unequal data").verdict == "holds"
@@ -101,17 +101,17 @@ def test_the_papers_figures_of_lambda():
 
 
 def test_lambda_at_the_papers_counts():
-    cells = {cell.name: cell.settings for cell in LAMBDA.cells("paper")}
-    assert len(cells) == 9 * 3 + 9 + 8
-    assert all("init" not in settings["algorithm"] for settings in cells.values())  # from gradients
-    one = cells["constant/fedagrac/increase/seed2"]
+    trials = {trial.name: trial.settings for trial in LAMBDA.trials("paper")}
+    assert len(trials) == 9 * 3 + 9 + 8
+    assert all("init" not in settings["algorithm"] for settings in trials.values())  # from gradients
+    one = trials["constant/fedagrac/increase/seed2"]
     assert one["algorithm"]["calibration"] == {"0": 0.1, "50": 0.5, "150": 1.0}
     assert (one["rounds"], one["seed"], one["data"]["seed"], one["algorithm"]["lr"]) == (200, 2, 2, 0.03)
     assert one["steps"] == {"kind": "constant", "steps": 100}
-    text = cells["async/fedagrac-text/lambda=0.05/seed0"]
+    text = trials["async/fedagrac-text/lambda=0.05/seed0"]
     assert text["algorithm"]["first_steps"] == 1
     assert text["steps"] == {"kind": "linear", "first": 100, "increment": 150}
-    quick = {cell.name: cell.settings for cell in LAMBDA.cells("quick")}
+    quick = {trial.name: trial.settings for trial in LAMBDA.trials("quick")}
     assert quick["async/fedagrac/increase/seed0"]["algorithm"] == {
         "lr": 0.03, "name": "fedagrac", "calibration": {"0": 0.1, "2": 0.5, "6": 1.0}, "first_steps": 9,
         "init": "zeros",
@@ -122,9 +122,9 @@ def test_lambda_at_the_papers_counts():
 @pytest.mark.parametrize("scale", ["quick", "medium", "paper"])
 def test_runs_of_a_panel_and_seed_differ_by_the_algorithm_alone(recipe, scale):
     panels = {}
-    for cell in recipe.cells(scale):
-        rest = json.dumps({**cell.settings, "algorithm": None}, sort_keys=True)
-        panels.setdefault((cell.name.split("/")[0], cell.settings["seed"]), set()).add(rest)
+    for trial in recipe.trials(scale):
+        rest = json.dumps({**trial.settings, "algorithm": None}, sort_keys=True)
+        panels.setdefault((trial.name.split("/")[0], trial.settings["seed"]), set()).add(rest)
     assert {len(settings) for settings in panels.values()} == {1}
 
 
@@ -164,15 +164,15 @@ def test_the_picture_of_lambda():
 
 
 def test_estimators_at_the_papers_counts():
-    cells = {cell.name: cell.settings for cell in ESTIMATORS.cells("paper")}
-    assert len(cells) == 3 * (6 + 6 + 7) + 7
-    lr, cnn = cells["lr-async/fedagrac-first/one/seed1"], cells["cnn-constant/fedagrac-reverse/epoch/seed0"]
+    trials = {trial.name: trial.settings for trial in ESTIMATORS.trials("paper")}
+    assert len(trials) == 3 * (6 + 6 + 7) + 7
+    lr, cnn = trials["lr-async/fedagrac-first/one/seed1"], trials["cnn-constant/fedagrac-reverse/epoch/seed0"]
     assert lr["algorithm"] == {"lr": 0.001, "name": "fedagrac-first", "calibration": 1.0, "first_steps": 1}
     assert cnn["algorithm"] == {
         "lr": 0.03, "name": "fedagrac-reverse", "calibration": 0.05, "first_steps": "epoch",
     }  # fmt: skip
     assert lr["rounds"] == cnn["rounds"] == 200
-    assert "lr-constant/fedagrac/one/seed0" not in cells  # nobody is fast: the same as with the epoch's
+    assert "lr-constant/fedagrac/one/seed0" not in trials  # nobody is fast: the same as with the epoch's
 
 
 def test_verdicts_of_estimators():
@@ -227,7 +227,7 @@ def test_which_estimates_are_one_algorithm():
 @needs_data
 @pytest.mark.parametrize("name", ["lr-async/fedagrac/epoch/seed0", "cnn-constant/fedagrac-first/one/seed0"])
 def test_one_round_of_estimators_on_real_data(name):
-    settings = next(cell.settings for cell in ESTIMATORS.cells("quick") if cell.name == name)
+    settings = next(trial.settings for trial in ESTIMATORS.trials("quick") if trial.name == name)
     (outcome,) = run_simulations([{**settings, "rounds": 1}], Deadline(None))
     assert outcome["rounds"] == len(outcome["accuracy"]) == 1
     assert outcome["final"] > 0.11  # better than guessing
@@ -235,7 +235,7 @@ def test_one_round_of_estimators_on_real_data(name):
 
 @needs_data
 def test_increase_runs_on_real_data():
-    settings = next(c.settings for c in LAMBDA.cells("quick") if c.name == "async/fedagrac/increase/seed0")
+    settings = next(c.settings for c in LAMBDA.trials("quick") if c.name == "async/fedagrac/increase/seed0")
     (outcome,) = run_simulations([{**settings, "rounds": 1}], Deadline(None))
     assert outcome["status"] == "finished"
     assert outcome["rounds_to_target"] is None
@@ -243,6 +243,6 @@ def test_increase_runs_on_real_data():
 
 def test_table1_says_its_target():
     assert TABLE1.table({}, "paper").columns[3:] == ("lr to 80% ours / paper", "cnn to 80% ours / paper")
-    assert {cell.settings["target"] for cell in TABLE1.cells("quick")} == {
+    assert {trial.settings["target"] for trial in TABLE1.trials("quick")} == {
         target for _, _, target in table1.COUNTS["quick"].values()
     }

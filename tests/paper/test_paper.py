@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedagrac.cli.app import main
-from fedagrac.data.files import locate
-from fedagrac.paper import RECIPES, Cell, Record, Records, run_cells, table1, table_models, table_variance
+from fedagrac.data.locating import locate
+from fedagrac.paper import RECIPES, Records, Trial, TrialRecord, run_trials, table1, table_models, table_variance
 from fedagrac.paper.page import page
 from fedagrac.paper.recipe import compare_rounds
 from fedagrac.paper.runner import Deadline, run_simulations
@@ -23,45 +23,45 @@ def outcome(rounds, reached, finished=True):
 
 def test_a_record_belongs_to_its_settings(tmp_path):
     records = Records(tmp_path)
-    cell = Cell("a/b c", {"lr": 0.1, "data": {"name": "x"}})
-    assert records.get("table1", cell) is None
-    records.put("table1", cell, outcome(3, 2), {"torch": "2"})
-    found = records.get("table1", Cell("a/b c", {"data": {"name": "x"}, "lr": 0.1}))  # the order does not matter
+    trial = Trial("a/b c", {"lr": 0.1, "data": {"name": "x"}})
+    assert records.get("table1", trial) is None
+    records.put("table1", trial, outcome(3, 2), {"torch": "2"})
+    found = records.get("table1", Trial("a/b c", {"data": {"name": "x"}, "lr": 0.1}))  # the order does not matter
     assert found.outcome["rounds_to_target"] == 2
-    assert records.get("table1", Cell("a/b c", {"lr": 0.2, "data": {"name": "x"}})) is None
-    records.path("table1", cell).write_text('{"cell": ')
-    assert records.get("table1", cell) is None
+    assert records.get("table1", Trial("a/b c", {"lr": 0.2, "data": {"name": "x"}})) is None
+    records.path("table1", trial).write_text('{"trial": ')
+    assert records.get("table1", trial) is None
 
 
 def test_what_is_recorded_is_not_run_again_and_what_was_cut_off_is(tmp_path):
     records, ran = Records(tmp_path), []
-    cells = [Cell(name, {"name": name}) for name in "abc"]
-    records.put("r", cells[0], outcome(5, 5), {})
-    records.put("r", cells[1], outcome(5, None, finished=False), {})
+    trials = [Trial(name, {"name": name}) for name in "abc"]
+    records.put("r", trials[0], outcome(5, 5), {})
+    records.put("r", trials[1], outcome(5, None, finished=False), {})
 
     def run(group, deadline):
         ran.extend(settings["name"] for settings in group)
         return [outcome(9, 9) for _ in group]
 
-    assert run_cells("r", cells, records, run)
+    assert run_trials("r", trials, records, run)
     assert ran == ["b", "c"]
-    assert run_cells("r", cells, records, run)
+    assert run_trials("r", trials, records, run)
     assert ran == ["b", "c"]
-    assert [records.get("r", cell).outcome["rounds"] for cell in cells] == [5, 9, 9]
+    assert [records.get("r", trial).outcome["rounds"] for trial in trials] == [5, 9, 9]
 
 
 def test_the_time_budget_ends_cleanly(tmp_path):
     records = Records(tmp_path)
-    cells = [Cell(name, {"name": name}) for name in "ab"]
+    trials = [Trial(name, {"name": name}) for name in "ab"]
 
     def run(group, deadline):
         return [outcome(4, None, finished=False) for _ in group]  # the clock ran out in the middle
 
-    assert not run_cells("r", cells, records, run, time_budget=1000)
-    assert not records.get("r", cells[0]).finished
+    assert not run_trials("r", trials, records, run, time_budget=1000)
+    assert not records.get("r", trials[0]).finished
     nothing = Records(tmp_path / "new")
-    assert not run_cells("r", cells, nothing, run, time_budget=-1)
-    assert nothing.get("r", cells[0]) is None
+    assert not run_trials("r", trials, nothing, run, time_budget=-1)
+    assert nothing.get("r", trials[0]) is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_time_budget_ends_cleanly(tmp_path):
     ],
 )
 def test_verdicts(a, b, verdict):
-    runs = [Record("x", {}, outcome(*numbers), {}) for numbers in (a, b)]
+    runs = [TrialRecord("x", {}, outcome(*numbers), {}) for numbers in (a, b)]
     assert compare_rounds("fewer", *runs).verdict == verdict
     assert compare_rounds("fewer", None, runs[1]).verdict == "not decided"
 
@@ -105,10 +105,10 @@ def test_the_papers_figures():
 def test_every_recipe_has_settings_at_every_scale():
     for recipe in RECIPES.values():
         for scale in ("quick", "medium", "paper"):
-            cells = recipe.cells(scale)
-            assert len({cell.name for cell in cells}) == len({cell.key for cell in cells}) == len(cells)
+            trials = recipe.trials(scale)
+            assert len({trial.name for trial in trials}) == len({trial.key for trial in trials}) == len(trials)
             assert recipe.table({}, scale).columns
-            assert recipe.run is not None or not cells
+            assert recipe.run is not None or not trials
         assert all(v.verdict == "not decided" for v in recipe.claims({})) or recipe.run is None
         assert recipe.assumptions
 
@@ -151,14 +151,14 @@ def test_cells_that_differ_in_the_algorithm_alone_run_side_by_side(tmp_path):
         deadline.seen()
         return [outcome(2, None) for _ in group]
 
-    cells = [Cell(f"lr{i}", settings("logistic", i, seed=i % 2)) for i in range(5)]
-    cells += [Cell(f"alexnet{i}", settings("alexnet", i)) for i in range(2)]
+    trials = [Trial(f"lr{i}", settings("logistic", i, seed=i % 2)) for i in range(5)]
+    trials += [Trial(f"alexnet{i}", settings("alexnet", i)) for i in range(2)]
     seen = []
-    assert run_cells("r", cells, Records(tmp_path), run, seen=lambda: seen.append(1))
+    assert run_trials("r", trials, Records(tmp_path), run, seen=lambda: seen.append(1))
     assert asked == [[0, 2, 4], [1, 3], [0], [1]]  # large models one after another
     assert len(seen) == 4
     records = Records(tmp_path)
-    assert [records.get("r", cell).outcome["together"] for cell in cells] == [3, 2, 3, 2, 3, 1, 1]
+    assert [records.get("r", trial).outcome["together"] for trial in trials] == [3, 2, 3, 2, 3, 1, 1]
 
 
 @pytest.mark.skipif(locate("a9a") is None, reason="a9a is not here: fedagrac data fetch")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedagrac.paper import RECIPES, Record, figure_pretest
+from fedagrac.paper import RECIPES, TrialRecord, figure_pretest
 from fedagrac.paper.figure_pretest import ALGORITHMS, PROBLEMS, Trip, run_path
 from fedagrac.paper.runner import Deadline
 
@@ -14,14 +14,14 @@ GOALS = {panel: figure_pretest._minimiser(problem) for panel, problem in PROBLEM
 def records(turn, names=tuple(ALGORITHMS)):
     """Every path goes to its minimiser in two legs; turn says how far aside the first one ends, by algorithm."""
     found = {}
-    for cell in RECIPE.cells("quick"):
-        panel, name = cell.name.split("-start")[0], cell.name.split("/")[1]
-        start, goal = np.array(cell.settings["start"]), GOALS[panel]
+    for trial in RECIPE.trials("quick"):
+        panel, name = trial.name.split("-start")[0], trial.name.split("/")[1]
+        start, goal = np.array(trial.settings["start"]), GOALS[panel]
         way = goal - start
         middle = start + way / 2 + turn.get(name, 0.0) * np.array([-way[1], way[0]])
         if name in names:
-            found[cell.name] = Record(
-                cell.name, {}, {"path": [start.tolist(), middle.tolist(), goal.tolist()]}, {}
+            found[trial.name] = TrialRecord(
+                trial.name, {}, {"path": [start.tolist(), middle.tolist(), goal.tolist()]}, {}
             )
     return found
 
@@ -76,25 +76,25 @@ def test_fedlin_moves_as_far_as_the_others():
 
 
 def test_one_round_of_fedavg_is_that_of_numpy():
-    cell = next(c for c in RECIPE.cells("quick") if c.name == "shifted-x-start0/fedavg")
-    outcome = run_path({**cell.settings, "rounds": 1}, Deadline(None))
+    trial = next(c for c in RECIPE.trials("quick") if c.name == "shifted-x-start0/fedavg")
+    outcome = run_path({**trial.settings, "rounds": 1}, Deadline(None))
     models = []
-    for (x, y), steps in zip(figure_pretest._points(cell.settings["problem"]), [2, 5, 20], strict=True):
-        a, b = cell.settings["start"]
+    for (x, y), steps in zip(figure_pretest._points(trial.settings["problem"]), [2, 5, 20], strict=True):
+        a, b = trial.settings["start"]
         for _ in range(steps):
             error = a * x + b - y
             a, b = a - 0.05 * 2 * (error * x).mean(), b - 0.05 * 2 * error.mean()
         models.append([a, b])
-    assert outcome["path"][0] == cell.settings["start"]
+    assert outcome["path"][0] == trial.settings["start"]
     assert outcome["path"][1] == pytest.approx(np.mean(models, axis=0), rel=1e-7)
 
 
 def test_fedagrac_arrives_and_fedavg_does_not():
     ends = {}
-    for cell in RECIPE.cells("quick"):
-        panel, name = cell.name.split("/")
+    for trial in RECIPE.trials("quick"):
+        panel, name = trial.name.split("/")
         if panel == "same-x-start0" and name in ("fedavg", "fedagrac"):
-            path = run_path(cell.settings, Deadline(None))["path"]
+            path = run_path(trial.settings, Deadline(None))["path"]
             ends[name] = Trip.of(np.array(path), GOALS["same-x"]).left
     assert ends["fedagrac"] < 1e-3
     assert ends["fedavg"] > 0.1

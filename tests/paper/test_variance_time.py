@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 
 import fedagrac as fg
-from fedagrac.data.files import locate
+from fedagrac.data.locating import locate
 from fedagrac.heterogeneity import Clock
-from fedagrac.paper import Cell, Record, Records, figure_lr_lambda, figure_time, records_of, run_cells, table2
+from fedagrac.paper import (
+    Records,
+    Trial,
+    TrialRecord,
+    figure_lr_lambda,
+    figure_time,
+    records_of,
+    run_trials,
+    table2,
+)
 from fedagrac.paper import table_variance as variance
-from fedagrac.paper.grid import Choice, compare_means
+from fedagrac.paper.grid import GridPoint, compare_means
 from fedagrac.paper.runner import Deadline, outcome_of
 from fedagrac.report.pictures import save
 from fedagrac.rounds.record import History
@@ -27,9 +36,9 @@ def needs(name):
     return pytest.mark.skipif(locate(name) is None, reason=f"{name} is not here: fedagrac data fetch")
 
 
-def record(cell, final, rounds=30, start=0.1, **more):
+def record(trial, final, rounds=30, start=0.1, **more):
     """A run that rises from start to final, faster with some algorithms; without final one that diverged."""
-    name = cell.settings["algorithm"]["name"]
+    name = trial.settings["algorithm"]["name"]
     end = final or start
     accuracy = [end - (end - start) * math.exp(-t / SPEED[name]) for t in range(rounds)]
     outcome = {
@@ -44,7 +53,7 @@ def record(cell, final, rounds=30, start=0.1, **more):
         "finished": True,
         **more,
     }
-    return Record(cell.name, cell.settings, outcome, {})
+    return TrialRecord(trial.name, trial.settings, outcome, {})
 
 
 def verdicts(recipe, found):
@@ -65,7 +74,7 @@ def texts(figure):
 
 def test_a_mean_must_be_ahead_by_more_than_the_spread():
     def runs(*finals):
-        return Choice("only", tuple(Record("x", {}, {"final": f}, {}) for f in finals))
+        return GridPoint("only", tuple(TrialRecord("x", {}, {"final": f}, {}) for f in finals))
 
     assert compare_means("c", runs(0.80, 0.82), runs(0.70, 0.72)).verdict == "holds"
     assert compare_means("c", runs(0.70, 0.72), runs(0.80, 0.82)).verdict == "does not hold"
@@ -84,13 +93,13 @@ def test_a_run_that_diverged_has_no_final_accuracy():
 
 
 def test_a_cell_may_show_another_recipes_record(tmp_path):
-    records, cell = Records(tmp_path), Cell("a/b", {"lr": 1})
-    records.put("first", cell, {"rounds": 3}, {})
-    assert records.get("second", cell) is None
-    borrowed = replace(cell, recipe="first")
+    records, trial = Records(tmp_path), Trial("a/b", {"lr": 1})
+    records.put("first", trial, {"rounds": 3}, {})
+    assert records.get("second", trial) is None
+    borrowed = replace(trial, recipe="first")
     assert records.get("second", borrowed).outcome == {"rounds": 3}
     ran = []
-    assert run_cells("second", [borrowed], records, lambda *given: ran.append(given))
+    assert run_trials("second", [borrowed], records, lambda *given: ran.append(given))
     assert not ran  # it is there already
 
 
@@ -104,32 +113,33 @@ def test_the_records_of_table_variance_are_still_found():
 
 
 def test_small_scales_of_table_variance():
-    quick = variance.RECIPE.cells("quick")
+    quick = variance.RECIPE.trials("quick")
     assert len(quick) == 5 * 3
-    for cell in quick:
-        s = cell.settings
+    for trial in quick:
+        s = trial.settings
         assert (s["model"]["name"], s["data"]["name"], s["rounds"]) == ("logistic", "a9a", 15)
         assert (s["steps"]["mean"], s["data"]["clients"], s["batch_size"]) == (500, 20, 20)
         assert s["steps"]["variance"] in (0, 10_000)
         assert s["algorithm"]["lr"] == 0.005
-    medium = variance.RECIPE.cells("medium")
+    medium = variance.RECIPE.trials("medium")
     assert len(medium) == 5 * 6
-    for cell in medium:
-        s = cell.settings
+    for trial in medium:
+        s = trial.settings
         assert (s["model"]["name"], s["data"]["name"], s["rounds"]) == ("cnn", "fashion-mnist", 60)
         assert s["steps"]["variance"] in (0, 64)
-    (cell,) = [c for c in medium if c.name == "cnn-dp1-v64-fixed/fedagrac"]
-    assert cell.settings["algorithm"] == {"name": "fedagrac", "lr": 0.03, "calibration": 1.0, "first_steps": 8}
+    (trial,) = [c for c in medium if c.name == "cnn-dp1-v64-fixed/fedagrac"]
+    assert trial.settings["algorithm"] == {"name": "fedagrac", "lr": 0.03, "calibration": 1.0, "first_steps": 8}
     # the same relative spread as the paper's
     assert math.sqrt(64) / 40 == math.sqrt(10_000) / 500
 
 
 def test_table_and_verdicts_of_a_small_row():
-    medium = [c for c in variance.RECIPE.cells("medium") if c.name.startswith("cnn-dp1-v64-fixed/")]
-    cells = {c.name.rpartition("/")[2]: c for c in medium}
+    medium = [c for c in variance.RECIPE.trials("medium") if c.name.startswith("cnn-dp1-v64-fixed/")]
+    trials = {c.name.rpartition("/")[2]: c for c in medium}
     reached = {"fedagrac": 8, "fedavg": 10, "fednova": 7, "scaffold": None}
     found = {
-        cells[name].name: record(cells[name], 0.7, 12, rounds_to_target=rounds) for name, rounds in reached.items()
+        trials[name].name: record(trials[name], 0.7, 12, rounds_to_target=rounds)
+        for name, rounds in reached.items()
     }
     (row,) = variance.RECIPE.table(found, "medium").rows
     assert row == ("cnn-dp1 75%", "v64-fixed", "8", "10", "7", "> 12", "-", "-")
@@ -142,25 +152,25 @@ def test_table_and_verdicts_of_a_small_row():
 def time_records(scale="paper", finals=None):
     best = {"fedagrac": 0.85, "scaffold": 0.848, "fedavg": 0.834, "fednova": 0.832, "fedprox": 0.83}
     found = {}
-    for cell in figure_time.RECIPE.cells(scale):
-        s = cell.settings
+    for trial in figure_time.RECIPE.trials(scale):
+        s = trial.settings
         name, seed = s["algorithm"]["name"], s["seed"]
         final = (finals or best)[name] + 0.0001 * seed - 0.01 * (s["algorithm"]["lr"] < 0.005)
         if s["steps"]["mean"] == 1000 and name in ("fedagrac", "scaffold"):
             final -= 0.005
-        found[cell.name] = record(cell, final)
+        found[trial.name] = record(trial, final)
     return found
 
 
 def test_figure_time_has_the_papers_settings():
-    cells = {cell.name: cell for cell in figure_time.RECIPE.cells("paper")}
-    lr = [c for c in cells.values() if c.name.startswith("lr-")]
+    trials = {trial.name: trial for trial in figure_time.RECIPE.trials("paper")}
+    lr = [c for c in trials.values() if c.name.startswith("lr-")]
     assert len(lr) == 2 * 3 * (4 * 3 + 9)
     assert {c.settings["algorithm"]["lr"] for c in lr} == {0.005, 0.001, 0.0005}
     assert {c.settings["algorithm"].get("mu") for c in lr} == {None, 1, 0.1, 0.01}
     assert {c.settings["steps"]["mean"] for c in lr} == {500, 1000}
-    for cell in cells.values():
-        s = cell.settings
+    for trial in trials.values():
+        s = trial.settings
         assert (s["data"]["clients"], s["rounds"], s["steps"]["variance"], s["steps"]["mode"]) == (
             20, 200, 10000, "fixed",
         )  # fmt: skip
@@ -169,16 +179,16 @@ def test_figure_time_has_the_papers_settings():
         assert s["data"]["partition"] == (
             {"kind": "dirichlet", "alpha": 0.3} if small else {"kind": "shards", "classes": 5}
         )
-    shared = [c for c in cells.values() if c.recipe == "table-variance"]
+    shared = [c for c in trials.values() if c.recipe == "table-variance"]
     assert [c.key for c in shared] == [
         c.key
-        for c in variance.RECIPE.cells("paper")
+        for c in variance.RECIPE.trials("paper")
         if c.name.startswith("alexnet-dp2-v10000-fixed/") and "text" not in c.name
     ]
-    long = cells["alexnet-1000/fedagrac/lr=0.03/seed0"].settings
+    long = trials["alexnet-1000/fedagrac/lr=0.03/seed0"].settings
     assert long["steps"]["mean"] == 1000
     assert not long["stop_at_target"]
-    assert all(c.name.startswith("lr-") for scale in ("quick", "medium") for c in figure_time.RECIPE.cells(scale))
+    assert all(c.name.startswith("lr-") for scale in ("quick", "medium") for c in figure_time.RECIPE.trials(scale))
 
 
 def test_figure_times_table():
@@ -244,7 +254,7 @@ def test_times_are_those_of_the_clock(name):
     wired = fg.simulate(model, fed, **setting, clock=Clock(figure_time.CLIENT))
     size = sum(p.numel() for p in model.parameters())
     outcome = {"sim_time": plain.history.column("sim_time")}
-    record = Record("x", {"algorithm": {"name": name}, "model": {"name": "logistic"}}, outcome, {})
+    record = TrialRecord("x", {"algorithm": {"name": name}, "model": {"name": "logistic"}}, outcome, {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(figure_time.PARAMETERS, "lr", size)
         assert figure_time.times(record) == pytest.approx(wired.history.column("sim_time"), rel=1e-12)
@@ -264,10 +274,10 @@ def test_sizes_of_the_models_on_the_wire():
 
 def map_records(accuracy, scale="paper"):
     found = {}
-    for cell in figure_lr_lambda.RECIPE.cells(scale):
-        s = cell.settings
-        final = accuracy(cell.name.split("-")[0], s["algorithm"]["lr"], s["algorithm"]["calibration"])
-        found[cell.name] = record(cell, final if final is None else final + 0.0001 * s["seed"], start=0)
+    for trial in figure_lr_lambda.RECIPE.trials(scale):
+        s = trial.settings
+        final = accuracy(trial.name.split("-")[0], s["algorithm"]["lr"], s["algorithm"]["calibration"])
+        found[trial.name] = record(trial, final if final is None else final + 0.0001 * s["seed"], start=0)
     return found
 
 
@@ -278,20 +288,20 @@ def as_the_paper(model, eta, lam):
 
 
 def test_figure_lr_lambda_has_the_papers_settings():
-    cells = figure_lr_lambda.RECIPE.cells("paper")
-    assert len(cells) == 2 * 30 * 3 + 2 * 30
-    models = [c.settings["model"]["name"] for c in cells]
+    trials = figure_lr_lambda.RECIPE.trials("paper")
+    assert len(trials) == 2 * 30 * 3 + 2 * 30
+    models = [c.settings["model"]["name"] for c in trials]
     assert models == sorted(models, key=["logistic", "alexnet"].index)  # AlexNet last
-    for cell in cells:
-        s = cell.settings
+    for trial in trials:
+        s = trial.settings
         assert (s["data"]["clients"], s["rounds"], s["algorithm"]["name"]) == (20, 100, "fedagrac")
         assert s["data"]["partition"] == {"kind": "dirichlet", "alpha": 0.3}
         assert s["steps"] == (
             {"kind": "constant", "steps": 500}
-            if "constant" in cell.name
+            if "constant" in trial.name
             else {"kind": "gaussian", "mean": 500, "variance": 10000, "mode": "fixed"}
         )
-    assert {c.settings["model"]["name"] for c in figure_lr_lambda.RECIPE.cells("medium")} == {"logistic"}
+    assert {c.settings["model"]["name"] for c in figure_lr_lambda.RECIPE.trials("medium")} == {"logistic"}
 
 
 def test_figure_lr_lambdas_table():
@@ -350,11 +360,11 @@ def test_figure_lr_lambdas_picture():
 def use_records(**changes):
     """The paper's own table as records; changes by device_method: (utilization, rounds, accuracy)."""
     found = {}
-    for cell in table2.RECIPE.cells("paper"):
-        device, name = cell.name.split("/")
+    for trial in table2.RECIPE.trials("paper"):
+        device, name = trial.name.split("/")
         share, rounds, accuracy = changes.get(f"{device.replace('-', '_')}_{name}", table2.PAPER[device][name])
-        found[cell.name] = record(
-            cell,
+        found[trial.name] = record(
+            trial,
             accuracy and accuracy / 100,
             utilization=share,
             rounds_to_target=rounds,
@@ -373,11 +383,11 @@ def test_table2_has_the_papers_figures():
 
 
 def test_table2_has_the_papers_settings():
-    cells = table2.RECIPE.cells("paper")
-    assert len(cells) == 8
-    assert [c.settings["steps"]["fast"] for c in cells[::2]] == [3552, 722, 15, 13]  # 5 x the ratio of the peaks
-    for cell in cells:
-        s = cell.settings
+    trials = table2.RECIPE.trials("paper")
+    assert len(trials) == 8
+    assert [c.settings["steps"]["fast"] for c in trials[::2]] == [3552, 722, 15, 13]  # 5 x the ratio of the peaks
+    for trial in trials:
+        s = trial.settings
         assert (s["model"], s["data"]["clients"], s["algorithm"]["lr"]) == ({"name": "cnn"}, 10, 0.03)
         assert (s["target"], s["give_up"], s["rounds"]) == (0.6, 50, 100)
         assert s["shares"] == [100, 95, 90, 85, 80, 75, 70, 65, 60, 55, 50, 45, 40, 35, 30, 25, 20, 15, 10, 5]
@@ -440,14 +450,14 @@ def test_the_search_goes_down_until_the_target_is_reached(monkeypatch):
 def test_a_panel_on_real_data(tmp_path):
     """FedaGrac and SCAFFOLD over two rounds of a9a: recorded, found, drawn."""
     short = {"rounds": 2, "steps": {"kind": "gaussian", "mean": 20, "variance": 16, "mode": "fixed"}}
-    cells = [
-        replace(cell, settings={**cell.settings, **short})
-        for cell in figure_time.RECIPE.cells("quick")
-        if cell.name in ("lr-500/fedagrac/lr=0.005/seed0", "lr-500/scaffold/lr=0.005/seed0")
+    trials = [
+        replace(trial, settings={**trial.settings, **short})
+        for trial in figure_time.RECIPE.trials("quick")
+        if trial.name in ("lr-500/fedagrac/lr=0.005/seed0", "lr-500/scaffold/lr=0.005/seed0")
     ]
     records = Records(tmp_path)
-    assert run_cells("figure-time", cells, records, figure_time.RECIPE.run)
-    found = {cell.name: records.get("figure-time", cell) for cell in cells}
+    assert run_trials("figure-time", trials, records, figure_time.RECIPE.run)
+    found = {trial.name: records.get("figure-time", trial) for trial in trials}
     rows = figure_time.RECIPE.table(found, "quick").rows
     assert [row[:4] for row in rows] == [
         ("lr-500", "fedagrac", "lr=0.005", "2"),
@@ -460,9 +470,9 @@ def test_a_panel_on_real_data(tmp_path):
 @needs("fashion-mnist")
 def test_a_search_on_real_data():
     """60 % is not reached in one round of a step each, so every share is tried and given up after it."""
-    (cell,) = [c for c in table2.RECIPE.cells("quick") if c.name == "gtx-1080-ti/fedagrac"]
+    (trial,) = [c for c in table2.RECIPE.trials("quick") if c.name == "gtx-1080-ti/fedagrac"]
     small = {
-        **cell.settings,
+        **trial.settings,
         "steps": {"kind": "extreme", "slow": 1, "fast": 4},
         "shares": [100, 50],
         "give_up": 1,

@@ -1,4 +1,4 @@
-"""The report as a browser shows it: Debian's Chromium without a window, driven by its own driver."""
+"""The report in a browser: headless Chromium with its own driver."""
 
 import base64
 import json
@@ -13,9 +13,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from fedagrac.cli.app import main
 from fedagrac.report import find_runs, write_report
-from run_folders import record, write_run
+from run_folders import record, run_small, small_experiment, write_run
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -34,37 +33,15 @@ FLAGS = [
     "--window-size=1280,1000",
 ]
 
-EXPERIMENT = """
-name = "small"
-rounds = 4
-lr = 0.1
-target = 0.2
-[data]
-clients = 6
-partition = { kind = "shards", classes = 3 }
-[steps]
-kind = "linear"
-first = 1
-increment = 3
-[[algorithm]]
-name = "fedavg"
-[[algorithm]]
-name = "scaffold"
-[[algorithm]]
-name = "fedagrac"
-"""
+STEPS = {"kind": "linear", "first": 1, "increment": 3}
 CURVES = ("accuracy-rounds", "accuracy-time", "accuracy-bytes", "test-loss", "train-loss")
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The report that `fedagrac run` leaves."""
-    folder = tmp_path_factory.mktemp("browser")
-    (folder / "small.toml").write_text(EXPERIMENT)
-    with pytest.raises(SystemExit) as stop:
-        main(["run", str(folder / "small.toml"), "--out", str(folder / "mine")])
-    assert not stop.value.code
-    return folder / "mine" / "report.html"
+    """The report that `fedagrac run` writes."""
+    experiment = small_experiment(4, 6, STEPS, ("fedavg", "scaffold", "fedagrac"))
+    return run_small(tmp_path_factory.mktemp("browser"), experiment) / "report.html"
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +65,7 @@ def report(browser, page):
 
 def opened(browser, page):
     browser.get("about:blank")
-    browser.get_log("performance")  # what came before is not this page's doing
+    browser.get_log("performance")  # discard the messages of earlier pages
     browser.get_log("browser")
     browser.get(page.as_uri())
     drawn = "return [...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.plot-container'))"
@@ -102,7 +79,7 @@ def until(browser, script, *arguments):
 
 @contextmanager
 def emulating(browser, **settings):
-    """Show the page on another screen: a command of the browser's protocol and its arguments."""
+    """Show the page on another screen; each setting holds the arguments of a browser command."""
     commands = {
         "phone": ("Emulation.setDeviceMetricsOverride", "Emulation.clearDeviceMetricsOverride"),
         "touch": ("Emulation.setTouchEmulationEnabled", None),
@@ -154,7 +131,7 @@ def test_every_curve_is_there(report):
     assert len(report.find_elements(By.CSS_SELECTOR, "#steps-0 .barlayer .point")) == 6
 
 
-def test_a_curve_tells_its_values(report):
+def test_pointing_at_a_curve_shows_its_values(report):
     plot = report.find_element(By.ID, "accuracy-bytes")
     report.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
     x, y, name, value = report.execute_script(
@@ -297,8 +274,8 @@ def test_hostile_names_are_shown_and_do_nothing(browser, tmp_path):
     assert [url for url in requests(browser) if not url.startswith(("file:", "data:"))] == []
 
 
-def test_the_content_policy_stops_what_would_slip_through(report):
-    """Even a script or a picture put into the page afterwards is not run or fetched."""
+def test_the_content_policy_blocks_added_scripts_and_pictures(report):
+    """A script or a picture that is added to the open page is not run or fetched."""
     report.execute_script(
         "const script = document.createElement('script'); script.textContent = 'window.taken = 1';"
         "document.body.append(script);"

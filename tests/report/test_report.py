@@ -1,4 +1,4 @@
-"""The report: what is in the summary, on the page and in the pictures, and what it does with bad folders."""
+"""The report: the summary, the page, the pictures, and the errors for bad folders."""
 
 import json
 import re
@@ -14,12 +14,11 @@ from matplotlib.colors import to_hex
 import fedagrac as fg
 from fedagrac.cli.app import main
 from fedagrac.data.describe import MOST_SHOWN, describe
-from fedagrac.errors import InputError
 from fedagrac.report import find_runs, read_run, render_page, summarise, write_report
 from fedagrac.report.charts import charts_of, curve, series_of
-from fedagrac.report.pictures import plot_chart, plot_curves, plot_labels, plot_steps, save
+from fedagrac.report.pictures import plot_chart, plot_curves, plot_label_counts, plot_steps, save
 from fedagrac.report.style import LOOKS, OTHER, SHADE
-from run_folders import record, write_run
+from run_folders import record, run_small, small_experiment, write_run
 
 
 @pytest.fixture(autouse=True)
@@ -31,19 +30,14 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def without_pictures(monkeypatch):
-    """For tests that are about something else: drawing takes most of the time."""
+    """Skip drawing, which takes most of the time, in tests of something else."""
     monkeypatch.setattr("fedagrac.report.folder.save", lambda figure, stem: stem)
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """The folder of a small experiment, run by the command; tests do not change it."""
-    folder = tmp_path_factory.mktemp("small")
-    (folder / "small.toml").write_text(SMALL)
-    with pytest.raises(SystemExit) as stop:
-        main(["run", str(folder / "small.toml"), "--out", str(folder / "mine")])
-    assert not stop.value.code
-    return folder / "mine"
+    """The folder of a small experiment that the command ran; tests do not change it."""
+    return run_small(tmp_path_factory.mktemp("small"), SMALL)
 
 
 def command(*arguments, capsys):
@@ -54,27 +48,11 @@ def command(*arguments, capsys):
     return stop.value.code or 0, captured.out, captured.err
 
 
-SMALL = """
-name = "small"
-rounds = 3
-lr = 0.1
-target = 0.2
-[data]
-clients = 5
-partition = { kind = "shards", classes = 3 }
-[steps]
-kind = "extreme"
-slow = 2
-fast = 9
-[[algorithm]]
-name = "scaffold"
-[[algorithm]]
-name = "fedavg"
-"""
+SMALL = small_experiment(3, 5, {"kind": "extreme", "slow": 2, "fast": 9}, ("scaffold", "fedavg"))
 
 
 class Page(HTMLParser):
-    """What a browser would find: tags, texts, and the contents of scripts."""
+    """The tags, texts and scripts of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -128,7 +106,7 @@ def test_a_target_that_is_not_reached_and_none_at_all(tmp_path):
     assert [row["bytes_to_target"] for row in rows] == [None, None, 2000]
     assert "rounds to 90%" in render_page([never])
     assert "rounds to" not in render_page([none])
-    assert "rounds to target" in render_page([never, stopped])  # two targets: no one number
+    assert "rounds to target" in render_page([never, stopped])  # two different targets
 
 
 # the pictures' data
@@ -243,7 +221,7 @@ def test_without_accuracy_the_losses_are_drawn_against_everything(tmp_path):
     assert write_report([untested], tmp_path / "untested").exists()
 
 
-def test_a_diverged_run_keeps_what_it_has(tmp_path):
+def test_a_diverged_run_keeps_its_rounds(tmp_path):
     fine = write_run(tmp_path / "fedavg", [record(1, 0.5), record(2, 0.6)])
     records = [record(1, 0.4, train_loss=1e30), record(2, None, train_loss=None)]
     gone = write_run(tmp_path / "fedprox", records, "fedprox", "diverged", "round 2: no longer finite")
@@ -251,12 +229,12 @@ def test_a_diverged_run_keeps_what_it_has(tmp_path):
     page = Page(render_page(find_runs([fine, gone, alone])))
     assert page.lines("accuracy-rounds")["fedprox (diverged)"]["y"] == [40]
     assert "fedprox diverged: round 2: no longer finite" in page.texts
-    assert Page(render_page([read_run(alone)])).figures == {}  # nothing but the table
+    assert Page(render_page([read_run(alone)])).figures == {}  # only the table
     assert write_report([read_run(alone)], alone).exists()
     assert write_report(find_runs([fine, gone, alone]), tmp_path).exists()
 
 
-def test_a_run_that_was_cut_off_is_read_up_to_its_last_whole_line(tmp_path):
+def test_an_interrupted_run_is_shown_up_to_its_last_whole_line(tmp_path):
     folder = write_run(tmp_path / "run", [record(1, 0.5), record(2, 0.6)], status=None)
     with (folder / "history.jsonl").open("a") as file:
         file.write('{"round": 3, "test_acc')
@@ -265,7 +243,7 @@ def test_a_run_that_was_cut_off_is_read_up_to_its_last_whole_line(tmp_path):
     assert "unfinished" in Page(render_page([run])).texts
     (folder / "history.jsonl").write_text("")
     empty = read_run(folder)
-    assert "No round has been done yet." in render_page([empty])
+    assert "No round is complete yet." in render_page([empty])
     assert write_report([empty], tmp_path / "out").exists()
 
 
@@ -289,11 +267,11 @@ def test_text_from_files_is_text_on_the_page(tmp_path):
     facts = describe(fg.Federation.from_arrays([([[0.0]], [0])], name=HOSTILE), np.array([1]))
     (folder / "federation.json").write_text(json.dumps(vars(facts)))
     page = Page(render_page([read_run(folder)]))
-    found = [tag for tag, _ in page.tags]
-    assert found.count("script") == 3  # the figures, the library, our own
-    assert "img" not in found
-    assert "b" not in found
-    assert "i" not in found
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("script") == 3  # the figures, the library, our own
+    assert "img" not in tags
+    assert "b" not in tags
+    assert "i" not in tags
     assert sum(HOSTILE in text for text in page.texts) >= 6
     label = f"{HOSTILE} (diverged)"
     short = f"{label[:22]}…{label[-21:]}"  # what fits a legend
@@ -302,7 +280,7 @@ def test_text_from_files_is_text_on_the_page(tmp_path):
 
 
 @pytest.mark.parametrize("label", ["$\\frac", "_hidden", "a\nb", "{x} %s %{y}", "100 % & more", "[red]"])
-def test_labels_with_signs_of_the_drawing_library(label, tmp_path, capsys, without_pictures):
+def test_labels_with_characters_that_are_special_to_the_drawing_library(label, tmp_path, capsys, without_pictures):
     folder = write_run(tmp_path / "run", [record(1, 0.5), record(2, 0.6)], label=label)
     code, out, err = command("report", str(folder), capsys=capsys)
     assert code == 0, err
@@ -316,7 +294,7 @@ def test_labels_with_signs_of_the_drawing_library(label, tmp_path, capsys, witho
 # the page by itself
 
 
-def test_the_page_is_one_file_that_asks_for_nothing(tmp_path):
+def test_the_page_is_one_file_that_makes_no_requests(tmp_path):
     run = read_run(write_run(tmp_path / "run", [record(1, 0.5), record(2, 0.6)]))
     text = render_page([run])
     page = Page(text)
@@ -325,8 +303,8 @@ def test_the_page_is_one_file_that_asks_for_nothing(tmp_path):
     (policy,) = [a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")
     assert "url(" not in text.split("<style>")[1].split("</style>")[0]
-    assert text.count("plotly.js v") == 1  # the library, once
-    assert text == render_page([run])  # nothing depends on the moment
+    assert text.count("plotly.js v") == 1  # the library is included once
+    assert text == render_page([run])  # the page does not depend on the time
 
 
 def test_settings_environment_and_citations_are_on_the_page(tmp_path):
@@ -345,15 +323,15 @@ def test_settings_environment_and_citations_are_on_the_page(tmp_path):
 
 def test_the_federation_is_described_by_counts(small):
     fed = fg.Federation.load("digits", clients=5, partition=fg.Shards(3), seed=0)
-    found = json.loads((small / "federation.json").read_text())
-    assert found["steps"] == [2, 2, 2, 2, 9]
-    assert found["steps_mean"] == pytest.approx(float(fed.weights @ [2, 2, 2, 2, 9]))
-    assert found["sizes"] == fed.sizes.tolist()
-    for client, row in enumerate(found["labels"]):
+    description = json.loads((small / "federation.json").read_text())
+    assert description["steps"] == [2, 2, 2, 2, 9]
+    assert description["steps_mean"] == pytest.approx(float(fed.weights @ [2, 2, 2, 2, 9]))
+    assert description["sizes"] == fed.sizes.tolist()
+    for client, row in enumerate(description["labels"]):
         labels = fed.targets[fed.samples_of(client)].numpy()
         assert row == [int((labels == c).sum()) for c in range(10)]
     page = Page((small / "report.html").read_text())
-    assert np.array_equal(np.array(page.figures["labels-0"]["data"][0]["z"]).T, found["labels"])
+    assert np.array_equal(np.array(page.figures["labels-0"]["data"][0]["z"]).T, description["labels"])
     assert page.figures["steps-0"]["data"][0]["y"] == [2, 2, 2, 2, 9]
 
 
@@ -366,7 +344,7 @@ def test_many_clients_are_described_in_a_small_file(tmp_path):
     assert len(set(facts.shown)) == MOST_SHOWN
     assert facts.steps_range == [1, 77]
     assert [sum(row) for row in facts.labels] == facts.sizes == [30] * MOST_SHOWN
-    image = plot_labels(facts).axes[0].get_images()[0]
+    image = plot_label_counts(facts).axes[0].get_images()[0]
     assert image.get_array().shape == (10, MOST_SHOWN)
     assert [bar.get_height() for bar in plot_steps(facts).axes[0].patches] == facts.steps
 
@@ -389,7 +367,7 @@ def test_a_federation_without_labels_has_a_picture_of_its_steps_only(tmp_path):
 # the command
 
 
-def test_run_ends_with_a_report_and_report_makes_the_same_again(small, capsys, monkeypatch):
+def test_run_writes_a_report_and_report_writes_the_same_again(small, capsys, monkeypatch):
     pictures = {str(p.relative_to(small)): p.read_bytes() for p in small.rglob("*.pdf")}
     assert set(pictures) == {
         "curves.pdf", "costs.pdf", "figures/accuracy-rounds.pdf", "figures/accuracy-time.pdf",
@@ -397,16 +375,16 @@ def test_run_ends_with_a_report_and_report_makes_the_same_again(small, capsys, m
         "figures/steps.pdf",
     }  # fmt: skip
     assert {str(p.relative_to(small).with_suffix(".pdf")) for p in small.rglob("*.png")} == set(pictures)
-    monkeypatch.setattr(fg.Federation, "load", None)  # the folder's files are enough
+    monkeypatch.setattr(fg.Federation, "load", None)  # the files in the folder are enough
     code, out, err = command("report", str(small), "--out", "again", "--json", capsys=capsys)
     assert code == 0, err
     assert Path("again/report.html").read_bytes() == (small / "report.html").read_bytes()
     assert all(Path("again", name).read_bytes() == content for name, content in pictures.items())
-    found = json.loads(out)
-    assert found["report"] == "again/report.html"
-    assert found["target"] == 0.2
-    assert found["runs"] == json.loads((small / "summary.json").read_text())
-    assert [row["algorithm"] for row in found["runs"]] == ["scaffold", "fedavg"]  # the file's order
+    printed = json.loads(out)
+    assert printed["report"] == "again/report.html"
+    assert printed["target"] == 0.2
+    assert printed["runs"] == json.loads((small / "summary.json").read_text())
+    assert [row["algorithm"] for row in printed["runs"]] == ["scaffold", "fedavg"]  # the file's order
 
 
 def test_one_folder_gets_its_own_report(tmp_path, capsys, without_pictures):
@@ -436,9 +414,9 @@ def test_several_folders_make_one_page_elsewhere(tmp_path, capsys, without_pictu
     before = sorted(tmp_path.rglob("*"))
     code, out, err = command("report", "s0", "s1/fedavg", "s0/", "--json", capsys=capsys)
     assert code == 0, err
-    found = json.loads(out)
-    assert [row["folder"] for row in found["runs"]] == ["s0/fedavg", "s1/fedavg"]  # each once
-    page = Path(found["report"])
+    printed = json.loads(out)
+    assert [row["folder"] for row in printed["runs"]] == ["s0/fedavg", "s1/fedavg"]  # each once
+    page = Path(printed["report"])
     assert page.parent.parent == Path("reports")
     assert page.exists()
     assert [p for p in sorted(tmp_path.rglob("*")) if "reports" not in p.parts] == before
@@ -450,8 +428,8 @@ def test_several_folders_make_one_page_elsewhere(tmp_path, capsys, without_pictu
     ("make", "message"),
     [
         (lambda: None, "experiment.toml, environment.json, history.jsonl and status.json"),
-        (lambda: Path("nonsense").mkdir(), "a folder without run folders"),
-        (lambda: Path("nonsense").write_text(""), "this is no folder"),
+        (lambda: Path("nonsense").mkdir(), "this folder contains no run folders"),
+        (lambda: Path("nonsense").write_text(""), "this is not a folder"),
         (lambda: broken("experiment.toml", "name = "), "a readable experiment.toml"),
         (lambda: broken("experiment.toml", 'name = "x"'), "algorithm"),
         (lambda: broken("experiment.toml", 'name = "x"\nalgorithm = []'), "algorithm"),
@@ -471,7 +449,7 @@ def test_several_folders_make_one_page_elsewhere(tmp_path, capsys, without_pictu
         (lambda: broken("federation.json", "\xff"), "federation.json"),
     ],
 )
-def test_what_is_no_run_folder_is_named_in_one_line(make, message, capsys):
+def test_a_bad_run_folder_is_reported_in_one_line(make, message, capsys):
     make()
     code, out, err = command("report", "nonsense", capsys=capsys)
     assert code == 2
@@ -487,15 +465,6 @@ def broken(name, content):
     (folder / name).unlink(missing_ok=True)
     if content is not None:
         (folder / name).write_text(content, encoding="latin-1")
-
-
-def test_federation_lists_must_fit_together(tmp_path):
-    facts = vars(describe(fg.Federation.from_arrays([([[0.0]], [0])]), np.array([1])))
-    folder = write_run(tmp_path / "run", [record(1, 0.5)])
-    for changed in ({"steps": [1, 2]}, {"labels": [[1], [2]]}, {"shown": [0, 1], "labels": None}):
-        (folder / "federation.json").write_text(json.dumps({**facts, **changed}))
-        with pytest.raises(InputError, match="as many"):
-            read_run(folder)
 
 
 def test_a_file_where_the_report_should_go(tmp_path, capsys):
@@ -523,8 +492,8 @@ def test_a_full_disk_is_named_and_leaves_no_half_page(tmp_path, capsys, monkeypa
     assert not Path("run/report.html").exists()
 
 
-def test_the_labels_in_the_experiment_file_are_those_of_the_folders(capsys, without_pictures):
-    Path("small.toml").write_text(SMALL.replace('name = "fedavg"', 'name = "fedavg"\nlabel = "plain / averaging"'))
-    command("run", "small.toml", "--out", "mine", capsys=capsys)
+def test_the_labels_in_the_experiment_file_are_those_of_the_folders(without_pictures):
+    labelled = [{"name": "scaffold"}, {"name": "fedavg", "label": "plain / averaging"}]
+    run_small(Path(), {**SMALL, "algorithm": labelled})
     labels = [entry["label"] for entry in tomllib.loads(Path("mine/experiment.toml").read_text())["algorithm"]]
     assert [run.label for run in find_runs(["mine"])] == labels == ["scaffold", "plain / averaging"]

@@ -16,9 +16,11 @@ import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.callbacks import Checkpoints
 from fedagrac.engines import EngineRecord, LanesEngine, SerialEngine
+from fedagrac.engines.lanes.memory import LaneMemory
 from fedagrac.experiments.run import prepare, run_experiment
 from fedagrac.experiments.schema import Experiment
 from fedagrac.rounds.interrupts import Held, Interruption, listening
+from fedagrac.rounds.record import EXAMPLE
 from fedagrac.storage.checkpoints import read_checkpoint
 from interrupted_runs import ENGINES, PARTICIPATION, SAMPLING, SCHEDULES, Problem, Rounds, combinations, same
 from processes import finish, processor_seconds, wait_while_running
@@ -50,8 +52,8 @@ def test_compiled_lanes_go_on_as_they_were(problem, tmp_path):
     compiled = {"engine": "lanes", "compile": True}
     whole = problem.run(*combination, **compiled)
     assert same(problem.run_in_two(tmp_path / "one", *combination, **compiled), whole)
-    record = read_checkpoint(tmp_path / "one").facts["engine"]
-    assert (record["name"], record["compiled"], record["threads"]) == ("lanes", True, torch.get_num_threads())
+    record = read_checkpoint(tmp_path / "one").facts.engine
+    assert (record.name, record.compiled, record.threads) == ("lanes", True, torch.get_num_threads())
 
 
 def test_the_engine_of_the_beginning_is_kept(problem, tmp_path, caplog):
@@ -60,7 +62,11 @@ def test_the_engine_of_the_beginning_is_kept(problem, tmp_path, caplog):
 
     class Seen(fg.Callback):
         def on_start(self, run):
-            self.engine, self.why, self.threads = run.engine, run.engine_reason, torch.get_num_threads()
+            self.engine, self.why, self.threads = (
+                run.fleet.engine,
+                run.fleet.engine_reason,
+                torch.get_num_threads(),
+            )
 
     def narrow(workload):
         return LanesEngine(workload, width=2)
@@ -68,10 +74,10 @@ def test_the_engine_of_the_beginning_is_kept(problem, tmp_path, caplog):
     stop = [rounds, Checkpoints(tmp_path, every=2)]
     problem.run(*combination, engine=narrow, callbacks=stop)
     stored = read_checkpoint(tmp_path)
-    facts = {**stored.facts, "engine": {**stored.facts["engine"], "threads": 2}}
-    history = [{"round": i + 1, "wall_time": 1.0} for i in range(4)]
+    facts = replace(stored.facts, engine=replace(stored.facts.engine, threads=2))
+    history = [{**EXAMPLE, "round": i + 1, "wall_time": 1.0} for i in range(4)]
     stored, seen = replace(stored, facts=facts, history=history), Seen()
-    assert facts["engine"]["width"] == 2
+    assert facts.engine.width == 2
     own = torch.get_num_threads()
     problem.run(*combination, resume=stored, callbacks=[seen])
     assert (seen.engine.name, seen.engine.width, seen.threads) == ("lanes", 2, 2)
@@ -105,15 +111,12 @@ def test_lanes_that_do_not_fit_stay_as_narrow_as_they_were(problem, monkeypatch)
     seen = []
 
     class Narrow(LanesEngine):
-        free = iter([3, 1, 4, 1, 5])
-
-        def _fitting_width(self, *_):
-            return next(self.free)
-
-        def _run_wave(self, wave, *rest):
+        def run_wave(self, wave, *rest):
             seen.append(len(wave.rows))
-            super()._run_wave(wave, *rest)
+            super().run_wave(wave, *rest)
 
+    fitting = iter([3, 1, 4, 1, 5])
+    monkeypatch.setattr(LaneMemory, "fitting_width", lambda *_: next(fitting))
     problem.run("fedavg", "any", "replacement", "all", "constant", engine=Narrow)
     assert seen == [3, 2] * 5
 
@@ -150,7 +153,7 @@ def test_interrupted_in_the_first_round_it_goes_on_after_the_start(problem, tmp_
         problem.run(*combination, engine=AtOnce, callbacks=[Checkpoints(tmp_path)])
     stored = read_checkpoint(tmp_path)
     assert stored.round == 0
-    assert stored.facts["bytes_total"] > 0  # the start from full gradients is not charged twice
+    assert stored.facts.bytes_total > 0  # the start from full gradients is not charged twice
     assert same(problem.run(*combination, resume=stored), problem.run(*combination))
 
 
@@ -255,7 +258,7 @@ def test_the_command_saves_ends_and_goes_on(name, code, in_one_go, tmp_path):
     _, said = finish(process)
     assert process.returncode == code, said
     assert f"interrupted by {name}" in said
-    assert f"go on with: fedagrac run --resume --out '{out}'" in " ".join(said.split())
+    assert f"resume with: fedagrac run --resume --out '{out}'" in " ".join(said.split())
     assert "Traceback" not in said
     done = lines(history)
     assert f"saved after round {done} of {ROUNDS}" in said

@@ -302,7 +302,7 @@ def test_the_orientation_is_exact_with_dropout_and_partial_participation(digits,
             omega = run.federation.weights
             total = (torch.from_numpy(omega[seen])[:, None] * v.double()).sum(0)
             if len(rest):
-                absent = run.engine.gradients(run.state["x1"], rest, 0).double()
+                absent = run.fleet.engine.gradients(run.state["x1"], rest, 0).double()
                 total += (torch.from_numpy(omega[rest])[:, None] * absent).sum(0)
             assert torch.allclose(run.state["nu"], total, rtol=1e-4, atol=1e-6)
 

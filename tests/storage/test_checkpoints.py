@@ -14,16 +14,18 @@ import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.callbacks import Checkpoints
 from fedagrac.cli.app import main
-from fedagrac.engines.ranks import Ranks
+from fedagrac.engines import EngineRecord
+from fedagrac.engines.ranks import ALONE, Ranks
 from fedagrac.experiments.run import differences
 from fedagrac.storage.checkpoints import (
     Checkpoint,
     CheckpointError,
+    Facts,
     read_checkpoint,
-    read_history,
     write_checkpoint,
 )
 from fedagrac.storage.clients import ClientTable
+from fedagrac.storage.run_folder import RunFolder, read_history
 
 
 def run(name, rounds=7, **options):
@@ -52,12 +54,15 @@ def test_state_in_files_gives_the_same(tmp_path):
     assert list((tmp_path / "state").iterdir()) == []  # the files have no name
 
 
+FACTS = Facts(1.5, 64, EngineRecord("lanes", False, 3, 2, "cpu", "2.13"), (4, 9), {"note": "ü", "steps": {"K": 3}})
+
+
 def checkpoint(round=3, clients=(4, 1)):
     table = ClientTable(6)
     rows = torch.tensor([[float(c), 10.0 * c] for c in clients])
     table.put(np.array(clients, dtype=np.int64), {"nu": rows})
     state = {"x": torch.tensor([1.0, 2.0]), "nu": torch.tensor([0.5, 0.25], dtype=torch.float64)}
-    return Checkpoint(round, state, table, {"sim_time": 1.5, "note": "ü"})
+    return Checkpoint(round, state, table, FACTS)
 
 
 def test_everything_comes_back_and_two_are_kept(tmp_path):
@@ -68,7 +73,7 @@ def test_everything_comes_back_and_two_are_kept(tmp_path):
         "round-00000012.safetensors",
     ]
     found = read_checkpoint(tmp_path)
-    assert (found.round, found.facts) == (12, {"sim_time": 1.5, "note": "ü"})
+    assert (found.round, found.facts) == (12, FACTS)
     assert found.state["x"].tolist() == [1, 2]
     assert found.state["nu"].dtype == torch.float64
     assert found.table.rows(np.array([1, 4]))["nu"].tolist() == [[1, 10], [4, 40]]
@@ -81,7 +86,7 @@ def test_the_rounds_are_on_the_disk_before_their_checkpoint(tmp_path, monkeypatc
     folder, seen = tmp_path / "checkpoint", []
     (tmp_path / "history.jsonl").write_text('{"round": 1}\n')
     monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append(os.readlink(f"/proc/self/fd/{descriptor}")))
-    path = write_checkpoint(folder, checkpoint(1))
+    path = RunFolder(tmp_path).write_checkpoint(checkpoint(1), ALONE)
     assert seen == [str(tmp_path / "history.jsonl"), str(folder / f".{path.name}.{os.getpid()}"), str(folder)]
 
 
@@ -91,7 +96,7 @@ def test_a_checkpoint_whose_rounds_are_gone_is_passed_over(tmp_path, caplog):
     write_checkpoint(folder, checkpoint(2))
     write_checkpoint(folder, checkpoint(4))
     with caplog.at_level(logging.WARNING, logger="fedagrac"):
-        found = read_checkpoint(folder, history=history)
+        found = RunFolder(tmp_path).last_checkpoint()
     assert (found.round, [record["round"] for record in found.history]) == (2, [1, 2])
     assert "damaged" in caplog.text
 
@@ -135,7 +140,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, caplog):
 def test_another_format_is_refused(tmp_path):
     path = write_checkpoint(tmp_path, checkpoint())
     save_file(load_file(path), path, metadata={"fedagrac": json.dumps({"format": 99})})
-    with pytest.raises(CheckpointError, match="format 2 but of 99"):
+    with pytest.raises(CheckpointError, match="format 3 but of 99"):
         read_checkpoint(tmp_path)
     save_file(load_file(path), path)
     with pytest.raises(CheckpointError, match="of None"):

@@ -16,8 +16,9 @@ from fedagrac.cli import app as cli
 from fedagrac.errors import InputError
 from fedagrac.experiments.run import prepare, run_experiment
 from fedagrac.experiments.schema import Experiment
-from fedagrac.files import claimed, is_leftover, remove_leftovers, write_atomically
+from fedagrac.files import write_atomically
 from fedagrac.storage.checkpoints import read_checkpoint
+from fedagrac.storage.claims import claimed, is_leftover, make_unused_folder, remove_leftovers
 
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
@@ -92,7 +93,7 @@ def test_a_full_disk_is_said_and_leaves_a_checkpoint_to_go_on_from(free, tmp_pat
         said = " ".join(capsys.readouterr().err.split())
         assert "No space left on device" in said
         assert "Traceback" not in said
-        assert f"go on with: fedagrac run --resume --out {out}" in said
+        assert f"resume with: fedagrac run --resume --out {out}" in said
         stored = read_checkpoint(out / "fedagrac" / "checkpoint", history=out / "fedagrac" / "history.jsonl")
         assert 0 < stored.round < 300
         (disk / "something else").unlink()
@@ -170,7 +171,7 @@ def test_one_process_at_a_time_writes_to_a_folder(tmp_path):
 
 
 def test_a_claim_ends_with_its_process(tmp_path):
-    script = "import os, signal, sys\nfrom pathlib import Path\nfrom fedagrac.files import claimed\n"
+    script = "import os, signal, sys\nfrom pathlib import Path\nfrom fedagrac.storage.claims import claimed\n"
     script += "with claimed(Path(sys.argv[1])):\n    os.kill(os.getpid(), signal.SIGKILL)"
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "out")], check=False)
     assert done.returncode == -9
@@ -200,7 +201,9 @@ def test_many_at_once_without_a_folder_get_one_each(tmp_path, monkeypatch):
     """All in the same second, so that they would all take the same name."""
     monkeypatch.chdir(tmp_path)
     found = []
-    threads = [threading.Thread(target=lambda: found.append(cli._unused(Path("runs/a-1")))) for _ in range(30)]
+    threads = [
+        threading.Thread(target=lambda: found.append(make_unused_folder(Path("runs/a-1")))) for _ in range(30)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -24,13 +24,14 @@ from fedagrac.cli.app import main
 from fedagrac.data import sources
 from fedagrac.engines import choice
 from fedagrac.errors import InputError
+from fedagrac.experiments.overrides import apply_settings
 from fedagrac.experiments.run import prepare, run_experiment
-from fedagrac.experiments.schema import Experiment, apply_settings, default_table
+from fedagrac.experiments.schema import Experiment, default_table
 from fedagrac.flower.server import FlowerRun
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import BadReplyError, unpack
 from fedagrac.models import Imports
-from fedagrac.paper.records import Cell, Records
+from fedagrac.paper.records import Records, Trial
 from fedagrac.storage.checkpoints import Checkpoint, CheckpointError, read_history
 from fedagrac.storage.clients import ClientTable
 
@@ -313,15 +314,15 @@ def test_the_history_of_a_checkpoint_of_many_rounds_is_not_made_up():
 
 
 def test_records_and_measurements_that_are_none():
-    records, cell = Records("records"), Cell("a", {})
-    path = records.path("r", cell)
+    records, trial = Records("records"), Trial("a", {})
+    path = records.path("r", trial)
     path.parent.mkdir(parents=True)
-    for content in (b"[" * 9999, b'{"cell": 1, "settings": 2, "outcome": 3, "environment": 4}', b"\xff"):
+    for content in (b"[" * 9999, b'{"trial": 1, "settings": 2, "outcome": 3, "environment": 4}', b"\xff"):
         path.write_bytes(content)
-        assert records.get("r", cell) is None
+        assert records.get("r", trial) is None
     for us in ('"5"', "true", "1e999", "9" * 400, "-1"):
         path.write_text(f'{{"candidates": {{"serial": {{"us": {us}, "start_s": 0}}}}}}')
-        assert choice._read(path) is None
+        assert choice.read_measurement(path) is None
 
 
 @pytest.mark.parametrize(
@@ -360,14 +361,14 @@ def test_a_checkpoint_of_flower_that_says_nonsense(facts, message):
 @pytest.mark.parametrize(
     ("read", "content", "message"),
     [
-        (lambda p: sources._idx(p, (3,)), hostile.SEEDS["idx"][1][1:-9], "damaged gzip data"),
-        (lambda p: sources._idx(p, (3,)), b"\x1f\x8b\x08" + b"x" * 99, "damaged gzip data"),
-        (lambda p: sources._idx(p, (3,)), b"no gzip", "damaged gzip data"),
-        (lambda p: sources._cifar(p, 1), b"\x0a" + bytes(3072), "a label 10"),
-        (lambda p: sources._libsvm(p, 1, 5), b"1 6:1\n", "LIBSVM text with 5 features"),
-        (lambda p: sources._libsvm(p, 1, 5), b"1 1:nan\n", "NaN or infinity"),
-        (lambda p: sources._libsvm(p, 1, 5), b"1 1:1\n" * 2, "2 samples"),
-        (lambda p: sources._libsvm(p, 1, 5), b"1 \xff:1\n", "LIBSVM text"),
+        (lambda p: sources.read_idx(p, (3,)), hostile.SEEDS["idx"][1][1:-9], "damaged gzip data"),
+        (lambda p: sources.read_idx(p, (3,)), b"\x1f\x8b\x08" + b"x" * 99, "damaged gzip data"),
+        (lambda p: sources.read_idx(p, (3,)), b"no gzip", "damaged gzip data"),
+        (lambda p: sources.read_cifar(p, 1), b"\x0a" + bytes(3072), "a label 10"),
+        (lambda p: sources.read_libsvm(p, 1, 5), b"1 6:1\n", "LIBSVM text with 5 features"),
+        (lambda p: sources.read_libsvm(p, 1, 5), b"1 1:nan\n", "NaN or infinity"),
+        (lambda p: sources.read_libsvm(p, 1, 5), b"1 1:1\n" * 2, "2 samples"),
+        (lambda p: sources.read_libsvm(p, 1, 5), b"1 \xff:1\n", "LIBSVM text"),
     ],
 )
 def test_data_files_that_are_none(read, content, message):
@@ -510,7 +511,7 @@ def test_no_module_is_imported_before_it_is_allowed(tmp_path, monkeypatch):
     (tmp_path / "installed/package_for_test/__init__.py").write_text("import pathlib; pathlib.Path('ran').touch()")
     monkeypatch.syspath_prepend(tmp_path / "installed")
     for path in ("package_for_test:net", "package_for_test.part:net"):
-        with pytest.raises(InputError, match="trust-imports"):
+        with pytest.raises(InputError, match="`trusted`"):
             Imports().build(path, {})
     assert not Path("ran").exists()
     with pytest.raises(InputError, match="net"):

@@ -11,7 +11,7 @@ import matplotlib
 import pytest
 
 import fedagrac as fg
-from fedagrac.callbacks.run_folder import RunFolder
+from fedagrac.callbacks.run_folder import KeepRun
 from fedagrac.files import make_folder
 
 EXPERIMENT = """
@@ -86,7 +86,7 @@ def test_the_library_writes_nothing_that_everybody_may_write_to(tmp_path):
     fed = fg.Federation.load("digits", clients=4, seed=0)
     experiment = {"name": "mine", "algorithm": [{"name": "fedagrac"}]}
     folder = tmp_path / "new" / "run"
-    callbacks = [RunFolder(folder, experiment), fg.Checkpoints(folder / "checkpoint", every=1)]
+    callbacks = [KeepRun(folder, experiment), fg.Checkpoints(folder / "checkpoint", every=1)]
     fg.simulate(
         fg.models.build("logistic", features=64, classes=10), fed, fg.FedaGrac(lr=0.1), 2, steps=fg.Constant(2),
         callbacks=callbacks, state_dir=tmp_path / "state" / "rows",

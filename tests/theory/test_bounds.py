@@ -1,4 +1,4 @@
-"""The right-hand sides of Theorems 1 to 3 against hand calculations, and the laws they obey."""
+"""The right-hand sides of Theorems 1 to 3: hand calculations and general properties."""
 
 import math
 
@@ -46,7 +46,7 @@ def test_theorem_1_by_hand():
     assert bound.constants == {"Kbar": 4.0, "Kmin": 1.0, "Kmax": 5.0}
 
 
-def test_the_longer_form_of_theorem_1_by_hand_and_that_it_says_it_is_not_published():
+def test_the_longer_form_of_theorem_1_by_hand_is_marked_as_not_published():
     constants = {"L": 2.0, "mu": 0.5, "sigma2": 3.0, "distance2": 9.0}
     bound = theorem1_unpublished(WEIGHTS, STEPS, [7.0, 0.2], **constants, rounds=8)
     assert bound.terms == {

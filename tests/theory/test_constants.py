@@ -1,4 +1,4 @@
-"""The constants of a problem: measured against closed forms, NumPy and whole Hessians."""
+"""The measured constants of a problem against closed forms, NumPy and full Hessians."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def softmax_problem(classes=3, features=4, weight_decay=0.05, batch_size=7, seed
 
 
 def whole_hessian(problem, i, x):
-    """Column by column from the second derivative, whatever formula the problem has."""
+    """Return the Hessian column by column from second derivatives, without a closed form."""
     return torch.stack([problem.curvature(i, x, e) for e in torch.eye(problem.size, dtype=x.dtype)], 1)
 
 
@@ -35,15 +35,15 @@ def test_least_squares_has_the_constants_of_its_closed_form(seed, weight_decay):
     data = list(zip(q.A, q.b, strict=True))
     exact = least_squares(data, weight_decay)
     problem = Problem(q.module(), q.federation(), half_square, weight_decay, batch_size=4)
-    found = constants(problem, convex=True)
-    assert pytest.approx(exact.L, rel=1e-8) == found.L
-    assert found.mu == pytest.approx(exact.mu, abs=1e-10 * exact.L)
-    np.testing.assert_allclose(found.optimum, exact.minimiser, atol=1e-9)
-    np.testing.assert_allclose(found.local_values, exact.local_values, atol=1e-9)
+    measured = constants(problem, convex=True)
+    assert pytest.approx(exact.L, rel=1e-8) == measured.L
+    assert measured.mu == pytest.approx(exact.mu, abs=1e-10 * exact.L)
+    np.testing.assert_allclose(measured.optimum, exact.minimiser, atol=1e-9)
+    np.testing.assert_allclose(measured.local_values, exact.local_values, atol=1e-9)
     start = q.start()
     values = [((A @ start - b) ** 2).mean() / 2 + weight_decay / 2 * start @ start for A, b in data]
-    assert found.gap == pytest.approx(q.omega @ values - q.omega @ exact.local_values, rel=1e-9)
-    assert found.distance2 == pytest.approx(((start - exact.minimiser) ** 2).sum(), rel=1e-9)
+    assert measured.gap == pytest.approx(q.omega @ values - q.omega @ exact.local_values, rel=1e-9)
+    assert measured.distance2 == pytest.approx(((start - exact.minimiser) ** 2).sum(), rel=1e-9)
 
 
 def test_the_noise_is_that_of_batches_drawn_with_replacement():
@@ -91,15 +91,15 @@ def test_the_softmax_hessian_is_the_second_derivative(bias):
 def test_softmax_regression_has_the_constants_of_its_hessians():
     problem, _ = softmax_problem()
     assert problem.is_convex()
-    found = constants(problem)
-    optimum = torch.from_numpy(found.optimum)
+    measured = constants(problem)
+    optimum = torch.from_numpy(measured.optimum)
     assert float((problem.weights @ problem.gradients(optimum)).norm()) <= 1e-10
     path = [problem.x1 + part * (optimum - problem.x1) for part in (0, 0.25, 0.5, 0.75, 1)]
     spectra = [torch.linalg.eigvalsh(whole_hessian(problem, i, x)) for x in path for i in range(3)]
-    assert pytest.approx(max(float(s[-1]) for s in spectra), rel=1e-7) == found.L
-    assert found.mu == pytest.approx(min(float(s[0]) for s in spectra), abs=1e-10)
-    assert found.mu == pytest.approx(0.05, abs=1e-9)  # adding one number to all scores changes nothing
-    assert found.sigma2 == max(problem.noise(i, x) for x in path for i in range(3))
+    assert pytest.approx(max(float(s[-1]) for s in spectra), rel=1e-7) == measured.L
+    assert measured.mu == pytest.approx(min(float(s[0]) for s in spectra), abs=1e-10)
+    assert measured.mu == pytest.approx(0.05, abs=1e-9)  # adding one number to all scores changes nothing
+    assert measured.sigma2 == max(problem.noise(i, x) for x in path for i in range(3))
 
 
 def test_the_minimiser_is_that_of_scikit_learn():
@@ -119,11 +119,11 @@ def test_a_network_has_no_mu_and_its_own_largest_curvature():
     torch.manual_seed(1)
     problem = Problem(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)), fed)
     assert problem.is_convex() is None
-    found = constants(problem)
-    assert (found.mu, found.optimum, found.points) == (None, None, 1)
+    measured = constants(problem)
+    assert (measured.mu, measured.optimum, measured.points) == (None, None, 1)
     spectra = [torch.linalg.eigvalsh(whole_hessian(problem, i, problem.x1)) for i in range(2)]
-    assert pytest.approx(max(float(s.abs().max()) for s in spectra), rel=1e-7) == found.L
-    assert found.gap == pytest.approx(problem.total(problem.x1))
+    assert pytest.approx(max(float(s.abs().max()) for s in spectra), rel=1e-7) == measured.L
+    assert measured.gap == pytest.approx(problem.total(problem.x1))
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -138,8 +138,8 @@ def test_eigenvalues_are_those_of_numpy(seed, size, repeated):
     assert extreme_eigenvalues(lambda v: A @ v, size) == pytest.approx((values.min(), values.max()), abs=1e-10)
 
 
-def test_what_has_no_minimiser_says_so():
-    """A loss that is linear in x falls for ever."""
+def test_a_problem_without_a_minimiser_is_an_error():
+    """A loss that is linear in x has no minimum."""
     fed = fg.Federation.from_arrays([([[1.0], [2.0]], [0.0, 1.0])])
     problem = Problem(nn.Linear(1, 1), fed, loss=lambda output, target: output.mean())
     with pytest.raises(FedagracError, match="weight_decay"):

@@ -1,4 +1,4 @@
-"""Quadratics: what `fedagrac.theory.quadratic` predicts is what the simulation does, for every algorithm."""
+"""Quadratics: `fedagrac.theory.quadratic` predicts the simulation of every algorithm."""
 
 import dataclasses
 from fractions import Fraction
@@ -40,8 +40,8 @@ BIASED = {
 ALL = EXACT | BIASED
 
 
-class Problem:
-    """Random heterogeneous least-squares clients, to predict and to simulate."""
+class RandomProblem:
+    """Random heterogeneous least-squares clients, for predictions and simulations."""
 
     def __init__(self, seed, most_steps=40, more_samples=0, weight_decay=0.1):
         rng = np.random.default_rng(seed)
@@ -56,7 +56,7 @@ class Problem:
         self.fraction = rng.uniform(0.3, 0.8)
 
     def __repr__(self):
-        return f"Problem(seed={self.seed}, d={self.d}, steps={self.steps}, weights={self.weights})"
+        return f"RandomProblem(seed={self.seed}, d={self.d}, steps={self.steps}, weights={self.weights})"
 
     @property
     def quadratic(self):
@@ -74,10 +74,14 @@ class Problem:
         )  # fmt: skip
 
 
-problems = st.builds(Problem, st.integers(0, 2**32 - 1))
+problems = st.builds(RandomProblem, st.integers(0, 2**32 - 1))
 kind_problems = st.builds(
-    Problem, st.integers(0, 2**32 - 1), most_steps=st.just(5), more_samples=st.just(30), weight_decay=st.just(1.0)
-)  # well conditioned: every algorithm arrives in some 100 rounds
+    RandomProblem,
+    st.integers(0, 2**32 - 1),
+    most_steps=st.just(5),
+    more_samples=st.just(30),
+    weight_decay=st.just(1.0),
+)  # well conditioned: every algorithm converges in about 100 rounds
 
 
 def at(algorithm, lr, **settings):
@@ -94,7 +98,7 @@ def close(a, b, tolerance=1e-8):
 
 
 class Probe(fg.Callback):
-    """Puts the server's whole state before every round, and keeps what one simulated round makes of it.
+    """Sets the state of the server before every round, and keeps the state after it.
 
     The simulated round is affine, so its images of 0 and of the unit vectors are its b and the columns of its A.
     """
@@ -104,11 +108,11 @@ class Probe(fg.Callback):
 
     def put(self, run, z):
         x, *rest = torch.from_numpy(z).reshape(-1, self.d)
-        run.state = {**run.state, "x": x}
+        run.server.state = {**run.state, "x": x}
         if rest:
             rows = torch.stack(rest[1:])
-            run.state = {**run.state, "nu": rest[0]}
-            run.table.put(np.arange(len(rows)), {"nu": rows, "v": rows})
+            run.server.state = {**run.state, "nu": rest[0]}
+            run.server.table.put(np.arange(len(rows)), {"nu": rows, "v": rows})
 
     def on_start(self, run):
         self.put(run, self.states[0])
@@ -116,7 +120,8 @@ class Probe(fg.Callback):
     def on_round(self, run, record):
         parts = [run.state["x"]]
         if "nu" in run.state:
-            parts += [run.state["nu"], run.table.rows(np.arange(run.federation.num_clients))["nu"].flatten()]
+            clients = np.arange(run.fleet.federation.num_clients)
+            parts += [run.state["nu"], run.server.table.rows(clients)["nu"].flatten()]
         self.images.append(torch.cat(parts).numpy().copy())
         if len(self.images) < len(self.states):
             self.put(run, self.states[len(self.images)])
@@ -133,7 +138,7 @@ def simulated_map(problem, algorithm, size):
 @settings(max_examples=20)
 @given(problem=problems)
 def test_matrix_radius_and_fixed_point_are_those_of_simulated_rounds(name, problem):
-    """Dominant eigenvalues may be complex pairs: the radius is the simulated matrix's, not a trajectory's."""
+    """The radius is that of the simulated matrix; a trajectory would not show a complex pair of eigenvalues."""
     lr = 2 * problem.fraction / problem.quadratic.curvature
     algorithm = at(ALL[name], lr * np.max(problem.steps) if name == "fedlin" else lr)
     one = round_map(algorithm, problem.quadratic, problem.steps)
@@ -160,7 +165,7 @@ def test_rounds_of_the_map_are_rounds_of_the_simulation(name, problem):
 
 
 class After(fg.Callback):
-    """Ends one of several runs that go side by side."""
+    """Ends one of several runs that are simulated side by side."""
 
     def __init__(self, rounds):
         self.rounds = rounds
@@ -273,7 +278,7 @@ def test_with_equal_steps_a_small_lambda_is_biased_in_proportion_to_the_rate():
 
 @pytest.mark.parametrize("name", ALL)
 def test_simulations_converge_just_below_the_largest_stable_rate_and_diverge_just_above(name):
-    problem = Problem(seed=5, most_steps=6)
+    problem = RandomProblem(seed=5, most_steps=6)
     largest = largest_stable_lr(ALL[name], problem.quadratic, problem.steps)
 
     def distance(lr, rounds):
@@ -295,7 +300,7 @@ def test_the_largest_stable_rate_by_hand():
 
 
 def test_the_recommended_setting_ends_at_the_minimiser_faster_than_others():
-    problem = Problem(seed=5, most_steps=6)
+    problem = RandomProblem(seed=5, most_steps=6)
     q, steps = problem.quadratic, problem.steps
     best = recommend(q, steps)
     assert best.calibration == 1.0
@@ -313,7 +318,7 @@ def test_recommendations_for_algorithms_without_a_calibration():
     assert best.lr == pytest.approx(1 / 1.5, rel=0.01)  # with K = 1 it is gradient descent: radius |1 - 1.5 eta|
     biased = recommend(TWO, [1, 3], fg.FedNova(lr=1.0), tolerance=0.01)
     assert 0.005 < biased.bias <= 0.01
-    problem = Problem(seed=5, most_steps=6)
+    problem = RandomProblem(seed=5, most_steps=6)
     with pytest.raises(InputError, match="tolerance = 1e-06: expected at least"):
         recommend(problem.quadratic, problem.steps, fg.FedAvg(lr=1.0))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -30,7 +30,9 @@ __all__ = [
     "Rows",
     "State",
     "Stateless",
+    "Traits",
     "average",
+    "orientation_traits",
     "reference_orientation",
     "start_orientation",
     "starting_rows",
@@ -41,6 +43,37 @@ State = Mapping[str, "Tensor"]
 
 Rows = Mapping[str, "Tensor"]
 """Client state of a cohort by name, each [m, d]."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What an algorithm declares about itself. Nobody tries an algorithm out on made-up data to learn these.
+
+    Attributes:
+        vectors: the server's vectors in the model's own precision; "x" is the model.
+        sums: the server's vectors that are updated by adding to them; they may be kept in float64.
+        rows: the vectors that the server keeps for each client.
+        start: what every client sends before the first round: nothing, or its full local "gradients" at x_1.
+        exchanges: how often server and client talk in one round. With 2, clients first send a gradient at x~.
+        needs_steps: whether the local rule depends on K_i, so that K_i must be known before clients begin.
+        lr: whether the step size is that of one local "step" or is shared out over a client's "round".
+        first_steps: over how many steps a client averages the first gradient that it may be asked for; None
+            where nobody is asked.
+    """
+
+    vectors: tuple[str, ...] = ("x",)
+    sums: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    start: Literal["nothing", "gradients"] = "nothing"
+    exchanges: Literal[1, 2] = 1
+    needs_steps: bool = False
+    lr: Literal["step", "round"] = "step"
+    first_steps: int | Literal["epoch"] | None = None
+
+    @property
+    def state(self) -> frozenset[str]:
+        """The names of all vectors of the server."""
+        return frozenset(self.vectors + self.sums)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +130,8 @@ class Algorithm(ABC):
 
     @property
     @abstractmethod
-    def starts_with_gradients(self) -> bool:
-        """Whether every client sends a full local gradient before the first round."""
+    def traits(self) -> Traits:
+        """What the algorithm keeps, exchanges and needs."""
 
     @abstractmethod
     def start(self, x: Tensor, population: Population) -> State:
@@ -127,9 +160,9 @@ class Stateless(Algorithm):
     """An algorithm whose only state is the model x."""
 
     @property
-    def starts_with_gradients(self) -> bool:
-        """No: the first round needs nothing but x."""
-        return False
+    def traits(self) -> Traits:
+        """Nothing is kept but x, and the first round needs nothing else."""
+        return Traits()
 
     def start(self, x: Tensor, population: Population) -> State:
         """Return the model alone."""
@@ -143,6 +176,13 @@ class Stateless(Algorithm):
 def average(cohort: Cohort, result: Result) -> Tensor:
     """Return the weighted mean of the clients' models, sum_i omega_i x_i."""
     return cohort.sum(cohort.weights, result.models)
+
+
+def orientation_traits(init: str, rows: tuple[str, ...]) -> Traits:
+    """Return the traits of an algorithm that keeps nu; with init="full" it also keeps x_1."""
+    if init == "full":
+        return Traits(vectors=("x", "x1"), sums=("nu",), rows=rows, start="gradients")
+    return Traits(sums=("nu",), rows=rows)
 
 
 def start_orientation(x: Tensor, population: Population, init: str) -> State:

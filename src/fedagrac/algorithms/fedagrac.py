@@ -8,7 +8,7 @@ algorithm's; nu is the reference orientation, lambda the calibration rate.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -19,7 +19,9 @@ from fedagrac.algorithms.base import (
     Cost,
     Rows,
     State,
+    Traits,
     average,
+    orientation_traits,
     reference_orientation,
     start_orientation,
     starting_rows,
@@ -85,9 +87,10 @@ class FedaGrac(Algorithm):
         return NAMES[self.transmit]
 
     @property
-    def starts_with_gradients(self) -> bool:
-        """With init="full"."""
-        return self.init == "full"
+    def traits(self) -> Traits:
+        """The server keeps nu, and of every client nu_i and the v_i that it sent last."""
+        first_steps = None if self.transmit == "average" else self.first_steps
+        return replace(orientation_traits(self.init, rows=("nu", "v")), first_steps=first_steps)
 
     def check(self) -> None:
         """Every setting must be one of its kinds."""

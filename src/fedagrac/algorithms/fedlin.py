@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fedagrac.algorithms.base import Cost, Rows, State, Stateless, average
+from fedagrac.algorithms.base import Cost, Rows, State, Stateless, Traits, average
 from fedagrac.core.local import Plan, Result
 from fedagrac.errors import one_of
 
@@ -41,6 +41,11 @@ class FedLin(Stateless):
     def name(self) -> str:
         """The registered name."""
         return "fedlin"
+
+    @property
+    def traits(self) -> Traits:
+        """Clients send their gradients at x~ before they begin, and divide their steps by K_i."""
+        return Traits(exchanges=2, needs_steps=True, lr="round")
 
     def check(self) -> None:
         """The gradient must be one of the two kinds."""

@@ -15,7 +15,9 @@ from fedagrac.algorithms.base import (
     Cost,
     Rows,
     State,
+    Traits,
     average,
+    orientation_traits,
     reference_orientation,
     start_orientation,
     starting_rows,
@@ -56,9 +58,9 @@ class Scaffold(Algorithm):
         return "scaffold"
 
     @property
-    def starts_with_gradients(self) -> bool:
-        """With init="full"."""
-        return self.init == "full"
+    def traits(self) -> Traits:
+        """The server keeps nu, and nu_i of every client."""
+        return orientation_traits(self.init, rows=("nu",))
 
     def check(self) -> None:
         """Init must be one of the two kinds."""

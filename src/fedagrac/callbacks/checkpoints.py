@@ -6,20 +6,21 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedagrac.callbacks.base import Callback
 from fedagrac.errors import count
+from fedagrac.rounds.callback import Callback
 from fedagrac.storage.checkpoints import write_checkpoint
+from fedagrac.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from fedagrac.rounds.api import Run
-    from fedagrac.rounds.record import Record
+    from fedagrac.rounds.loop import Run
+    from fedagrac.rounds.record import RoundRecord
 
 __all__ = ["Checkpoints"]
 
 log = logging.getLogger("fedagrac")
 
 LARGE = 10**7
-"""From so many bytes on a checkpoint's size is worth a line."""
+"""Bytes from which on the size of checkpoints is logged once."""
 
 
 class Checkpoints(Callback):
@@ -28,25 +29,30 @@ class Checkpoints(Callback):
     Of several processes each writes its part.
 
     Attributes:
-        folder: where; the last two are kept.
+        folder: where checkpoints go, the last two are kept; or a `RunFolder`, whose history is then synced first.
         every: rounds between them.
+        always: write one at the start and after the last round, too. A live fleet's start is dear, and such a run
+            may be extended.
 
     Examples:
         >>> Checkpoints("runs/mine/fedavg/checkpoint", every=10).every
         10
     """
 
-    def __init__(self, folder: str | Path, every: int = 10) -> None:
-        self.folder, self.every = Path(folder), count("every", every)
+    def __init__(self, folder: str | Path | RunFolder, every: int = 10, always: bool = False) -> None:
+        self.folder = folder if isinstance(folder, RunFolder) else Path(folder)
+        self.every, self.always = count("every", every), always
         self._written: int | None = None
 
     def on_start(self, run: Run) -> None:
-        """A run that goes on has one."""
+        """Note that a run that goes on has a checkpoint."""
         self._written = len(run.history) or None
+        if self.always and self._written is None:
+            self._write(run)
 
-    def on_round(self, run: Run, record: Record) -> None:
-        """Write, if it is time; after the last round there is nothing to go on with."""
-        if record["round"] % self.every == 0 and record["round"] < run.rounds:
+    def on_round(self, run: Run, record: RoundRecord) -> None:
+        """Write, if it is time; after the last round there is usually nothing to go on with."""
+        if record.round % self.every == 0 and (record.round < run.rounds or self.always):
             self._write(run)
 
     def on_interrupt(self, run: Run) -> None:
@@ -57,8 +63,13 @@ class Checkpoints(Callback):
             log.info("saved after round %d of %d", len(run.history), run.rounds)
 
     def _write(self, run: Run) -> None:
-        size = write_checkpoint(self.folder, run.checkpoint(), run.ranks).stat().st_size
+        checkpoint = run.checkpoint()
+        if isinstance(self.folder, RunFolder):
+            path = self.folder.write_checkpoint(checkpoint, run.ranks)
+        else:
+            path = write_checkpoint(self.folder, checkpoint, run.ranks)
+        size = path.stat().st_size
         if self._written is None and size >= LARGE:
             often = f"every {self.every} rounds" if self.every > 1 else "every round"
-            log.info("checkpoints: %.0f MB %s, the last two are kept in %s", size / 1e6, often, self.folder)
+            log.info("checkpoints: %.0f MB %s, the last two are kept in %s", size / 1e6, often, path.parent)
         self._written = len(run.history)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedagrac.callbacks.base import Callback
 from fedagrac.errors import count
+from fedagrac.rounds.callback import Callback
 
 if TYPE_CHECKING:
-    from fedagrac.rounds.api import Run
-    from fedagrac.rounds.record import Record
+    from fedagrac.rounds.loop import Run
+    from fedagrac.rounds.record import RoundRecord
 
 __all__ = ["EarlyStop"]
 
@@ -30,7 +30,7 @@ class EarlyStop(Callback):
         """Forget earlier runs."""
         self._best, self._waited = float("inf"), 0
 
-    def on_round(self, run: Run, record: Record) -> None:
+    def on_round(self, run: Run, record: RoundRecord) -> None:
         """Compare with the best test loss so far."""
         loss = record["test_loss"]
         if loss is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from fedagrac.callbacks.base import Callback
+from fedagrac.rounds.callback import Callback
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedagrac.rounds.api import Run
-    from fedagrac.rounds.record import Record, SimulationResult
+    from fedagrac.rounds.loop import Run
+    from fedagrac.rounds.record import RoundRecord, SimulationResult
 
 __all__ = ["Progress"]
 
@@ -66,7 +66,7 @@ class Progress(Callback):
         self._bar.update(self._task, description=self.name or run.algorithm.name, accuracy="")
         self._bar.advance(self._task, len(run.history))  # of a run that goes on
 
-    def on_round(self, run: Run, record: Record) -> None:
+    def on_round(self, run: Run, record: RoundRecord) -> None:
         """Move the bar."""
         if record["test_accuracy"] is not None:
             self._bar.update(self._task, accuracy=f"accuracy {record['test_accuracy']:.1%}")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from fedagrac.callbacks.base import Callback
 from fedagrac.errors import InputError
+from fedagrac.rounds.callback import Callback
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedagrac.rounds.api import Run
-    from fedagrac.rounds.record import Record, SimulationResult
+    from fedagrac.rounds.loop import Run
+    from fedagrac.rounds.record import RoundRecord, SimulationResult
 
-__all__ = ["MLflow", "TensorBoard"]
+__all__ = ["MLflow", "TensorBoard", "scalars"]
 
 
-def _scalars(record: Record) -> dict[str, float]:
+def scalars(record: RoundRecord) -> dict[str, float]:
     """Return the fields as numbers; of a list, such as the clients dropped, how long it is."""
     given = {name: value for name, value in record.items() if value is not None and name != "round"}
     return {name: float(len(value) if isinstance(value, list) else value) for name, value in given.items()}
@@ -43,9 +43,9 @@ class TensorBoard(Callback):
             raise InputError("callbacks", "TensorBoard", "pip install 'fedagrac[tensorboard]' first") from error
         self._writer = SummaryWriter(f"{self.folder}/{run.algorithm.name}")
 
-    def on_round(self, run: Run, record: Record) -> None:
+    def on_round(self, run: Run, record: RoundRecord) -> None:
         """Write the record."""
-        for name, value in _scalars(record).items():
+        for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, record["round"])
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
@@ -76,9 +76,9 @@ class MLflow(Callback):
         mlflow.start_run(run_name=run.algorithm.name)
         mlflow.log_params({"algorithm": run.algorithm.name, **dataclasses.asdict(run.algorithm)})
 
-    def on_round(self, run: Run, record: Record) -> None:
+    def on_round(self, run: Run, record: RoundRecord) -> None:
         """Log the record."""
-        self._mlflow.log_metrics(_scalars(record), step=record["round"])
+        self._mlflow.log_metrics(scalars(record), step=record["round"])
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
         """End the MLflow run; a diverged run is marked failed."""

@@ -1,22 +1,25 @@
-"""The command `fedagrac data`: list, fetch and verify the data sets.
+"""The commands `fedagrac data list`, `fetch` and `verify`.
 
-Only words and tables; what is found, checked and downloaded is decided in `fedagrac.data.files`.
+This module prints; `fedagrac.data` finds, checks and downloads.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from fedagrac.citations import bibtex
-from fedagrac.data import files
+from fedagrac.cli.options import DataDir, Json
+from fedagrac.cli.printing import plain_table, print_error
 from fedagrac.errors import one_of
+
+if TYPE_CHECKING:
+    from fedagrac.data.catalogue import DataSet
 
 __all__ = ["data_app"]
 
@@ -24,7 +27,9 @@ BUILT_IN = {
     "digits": ("8x8 handwritten digits, 10 classes; 1,437 + 360 samples", "CC BY 4.0 (UCI, in scikit-learn)"),
     "synthetic": ("Synthetic(alpha, beta) of the FedProx paper, 10 classes", "not needed (drawn when used)"),
 }
-"""What comes without files: title and licence by name."""
+"""The data sets that need no files: title and licence by name."""
+
+Row = dict[str, Any]
 
 data_app = typer.Typer(
     help="List, fetch and verify the data sets.",
@@ -33,38 +38,39 @@ data_app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", metavar="DIR", help="Look here before $FEDAGRAC_DATA and the cache folder."),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON.")]
-
 
 @data_app.command("list")
 def list_data(
-    data_dir: _DataDir = None,
-    cite: Annotated[bool, typer.Option("--cite", help="Print the BibTeX entries instead.")] = False,
-    as_json: _Json = False,
+    data_dir: DataDir = None,
+    cite: Annotated[bool, typer.Option("--cite", help="Print BibTeX entries instead of the table.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Say what each data set is, how large, under which licence, and where it was found.
+    """List the data sets: what they are, their size and licence, and where they are.
+
+    Data sets are looked for in the folders --data-dir and $FEDAGRAC_DATA, then
+    in the cache folder.
 
     [bold]Examples[/]
-
       fedagrac data list
-
       fedagrac data list --cite > data.bib
-
       fedagrac data list --data-dir /data --json
     """
+    from fedagrac.data.catalogue import DATA_FILES
+
     rows = [_built_in(name) for name in BUILT_IN]
-    rows += [_description(data, data_dir) for data in files.DATA_FILES.values()]
+    rows += [_description(data, data_dir) for data in DATA_FILES.values()]
     if as_json:
         print(json.dumps(rows))
         return
     if cite:
         print("\n\n".join(dict.fromkeys(row["bibtex"] for row in rows)))
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0))
+    _print_list(rows)
+
+
+def _print_list(rows: list[Row]) -> None:
+    """Print the data sets as a table."""
+    table = plain_table(padding=(0, 2, 1, 0))
     table.add_column("name", style="bold", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("what, licence, where", overflow="fold")
@@ -75,11 +81,12 @@ def list_data(
         elif row["found"] is None:
             size, where = row["download_size"], f"not here: fedagrac data fetch {row['name']}"
         lines = [escape(row["title"]), f"[dim]licence: {escape(row['licence'])}[/]", where]
-        table.add_row(row["name"], "" if size is None else _bytes(size), "\n".join(lines))
+        table.add_row(row["name"], "" if size is None else format_bytes(size), "\n".join(lines))
     Console().print(table, highlight=False)
 
 
-def _built_in(name: str) -> dict[str, Any]:
+def _built_in(name: str) -> Row:
+    """Return the row of a data set without files."""
     title, licence = BUILT_IN[name]
     return {
         "name": name,
@@ -95,15 +102,18 @@ def _built_in(name: str) -> dict[str, Any]:
     }
 
 
-def _description(data: files.DataSet, data_dir: Path | None) -> dict[str, Any]:
-    found = files.locate(data, data_dir)
-    on_disk = None if found is None else sum((found / file.path).stat().st_size for file in data.files)
+def _description(data: DataSet, data_dir: Path | None) -> Row:
+    """Return the row of a data set with files."""
+    from fedagrac.data.locating import locate
+
+    folder = locate(data, data_dir)
+    on_disk = None if folder is None else sum((folder / file.path).stat().st_size for file in data.files)
     return {
         "name": data.name,
         "title": data.title,
         "licence": data.licence,
         "built_in": False,
-        "found": None if found is None else str(found),
+        "found": None if folder is None else str(folder),
         "size_on_disk": on_disk,
         "download_size": sum(download.size for download in data.downloads),
         "homepage": data.homepage,
@@ -114,41 +124,28 @@ def _description(data: files.DataSet, data_dir: Path | None) -> dict[str, Any]:
 
 @data_app.command()
 def fetch(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The data sets to fetch.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The data sets to download.")],
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", metavar="DIR", help="Fetch to DIR/NAME, not to the cache folder.")
+        Path | None, typer.Option("--data-dir", metavar="DIR", help="Download to DIR/NAME.")
     ] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Download data sets from their official addresses, and verify them.
 
-    What is here and right is not downloaded again; files with other content are
-    replaced. Without --data-dir they go to $FEDAGRAC_DATA, or else to the cache
-    folder.
+    Files that are present and correct are not downloaded again; files with other
+    content are replaced. Without --data-dir, files go to the folder
+    $FEDAGRAC_DATA, or to the cache folder if that is not set.
 
     [bold]Examples[/]
-
       fedagrac data fetch a9a
-
       fedagrac data fetch fashion-mnist cifar10 --data-dir /data
     """
-    _known(names)
-    notes, rows = Console(stderr=True), []
-    for name in dict.fromkeys(names):
-        row: dict[str, Any] = {"name": name, "status": "ok", "folder": None, "error": None}
-        if name in BUILT_IN:
-            row["status"] = "built in"
-        else:
-            try:
-                row["folder"] = str(_fetched(name, data_dir))
-            except files.DataError as error:  # the other data sets may still be had
-                row.update(status="failed", error=str(error))
-                notes.print(f"[bold red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        rows.append(row)
+    _check_names(names)
+    rows = [_fetched(name, data_dir) for name in dict.fromkeys(names)]
     if as_json:
         print(json.dumps(rows))
     else:
-        table = Table(box=None, pad_edge=False)
+        table = plain_table()
         table.add_column("name", style="bold", no_wrap=True)
         table.add_column("status", no_wrap=True)
         table.add_column("folder", overflow="fold")
@@ -159,35 +156,53 @@ def fetch(
         raise typer.Exit(1)
 
 
-def _fetched(name: str, data_dir: Path | None) -> Path:
-    if data_dir is None:  # any verified copy will do; a folder that was asked for is filled
-        folder = files.locate(name)
-        if folder is not None and all(status.state == "ok" for status in files.verify(name, folder)):
-            return folder
-    return files.fetch(name, data_dir)
+def _fetched(name: str, data_dir: Path | None) -> Row:
+    """Download a data set unless it is present and correct. Print an error, and return a row."""
+    from fedagrac.data.download import fetch as download
+    from fedagrac.data.locating import DataError
+
+    row: Row = {"name": name, "status": "ok", "folder": None, "error": None}
+    if name in BUILT_IN:
+        return {**row, "status": "built in"}
+    try:
+        return {**row, "folder": str(_correct_copy(name, data_dir) or download(name, data_dir))}
+    except DataError as error:  # the other data sets are still downloaded
+        print_error(str(error))
+        return {**row, "status": "failed", "error": str(error)}
+
+
+def _correct_copy(name: str, data_dir: Path | None) -> Path | None:
+    """Return a folder with a verified copy, or None. With `data_dir`, copies elsewhere do not count."""
+    from fedagrac.data import locating
+
+    folder = locating.locate(name) if data_dir is None else None
+    if folder is not None and all(status.state == "ok" for status in locating.verify(name, folder)):
+        return folder
+    return None
 
 
 @data_app.command()
 def verify(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="The data sets to verify; none: those here.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME...]", help="The data sets to verify; default: all that are present."),
     ] = None,
-    data_dir: _DataDir = None,
-    as_json: _Json = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
-    """Compare the files of data sets with their known SHA-256 (of the content, after decompression).
+    """Compare the files of data sets with their known SHA-256 (of the decompressed content).
 
-    Exit code 1 if a file is missing or differs. Without names, data sets that are
-    not here at all are named and do not count.
+    The exit code is 1 if a file is missing or differs. Data sets that are not
+    present are listed; they count as missing only if they are named.
 
     [bold]Examples[/]
-
       fedagrac data verify
-
       fedagrac data verify cifar10 --data-dir /data --json
     """
-    _known(names or [])
-    rows = [_verified(name, data_dir) for name in dict.fromkeys(names or files.DATA_FILES) if name not in BUILT_IN]
+    _check_names(names or [])
+    from fedagrac.data.catalogue import DATA_FILES
+
+    rows = [_verified(name, data_dir) for name in dict.fromkeys(names or DATA_FILES) if name not in BUILT_IN]
     if as_json:
         print(json.dumps(rows))
     else:
@@ -200,14 +215,20 @@ def verify(
         raise typer.Exit(1)
 
 
-def _verified(name: str, data_dir: Path | None) -> dict[str, Any]:
-    folder = files.found_in(name, data_dir)
-    statuses = files.verify(name, folder or files.folders(name, data_dir)[0])
-    status = "ok" if all(s.state == "ok" for s in statuses) else "absent" if folder is None else "differs"
+def _verified(name: str, data_dir: Path | None) -> Row:
+    """Verify a data set, and return a row with its files."""
+    from fedagrac.data import locating
+
+    folder = locating.found_in(name, data_dir)
+    place = folder or locating.folders(name, data_dir)[0]
+    statuses = locating.verify(name, place)
+    status = "ok"
+    if any(file.state != "ok" for file in statuses):
+        status = "absent" if folder is None else "differs"
     return {
         "name": name,
         "status": status,
-        "folder": str(folder or files.folders(name, data_dir)[0]),
+        "folder": str(place),
         "files": [
             {
                 "path": s.file.path,
@@ -223,44 +244,49 @@ def _verified(name: str, data_dir: Path | None) -> dict[str, Any]:
     }
 
 
-def _print_verified(row: dict[str, Any], full: bool) -> None:
+def _print_verified(row: Row, full: bool) -> None:
+    """Print the files of a data set. Without `full`, an absent one takes one line."""
     console = Console()
     name, folder = row["name"], escape(_short(row["folder"]))
     if row["status"] == "absent" and not full:
         console.print(f"[bold]{name}[/] is not here: fedagrac data fetch {name}\n", highlight=False)
         return
     console.print(f"[bold]{name}[/] {folder}", highlight=False)
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     table.add_column("file", overflow="fold")
     table.add_column("status", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("SHA-256", no_wrap=True)
     for file in row["files"]:
-        size = "" if file["size"] is None else _bytes(file["size"])
+        size = "" if file["size"] is None else format_bytes(file["size"])
         table.add_row(escape(file["path"]), _coloured(file["status"]), size, (file["sha256"] or "")[:16])
     console.print(table, highlight=False)
     for file in row["files"]:
         if file["status"] == "differs":
-            found = file["note"] or file["sha256"]
-            lines = [f"{file['path']}, SHA-256", f"  found     {found}", f"  expected  {file['expected_sha256']}"]
+            actual = file["note"] or file["sha256"]
+            lines = [f"{file['path']}, SHA-256", f"  found     {actual}", f"  expected  {file['expected_sha256']}"]
             console.print(escape("\n".join(lines)), highlight=False, soft_wrap=True)
     if row["status"] != "ok":
         console.print(f"to repair: fedagrac data fetch {name}", highlight=False)
     console.print()
 
 
-def _known(names: list[str]) -> None:
+def _check_names(names: list[str]) -> None:
+    """Check that all names are those of data sets."""
+    from fedagrac.data.catalogue import DATA_FILES
+
     for name in names:
-        one_of("data set", name, [*files.DATA_FILES, *BUILT_IN])
+        one_of("data set", name, [*DATA_FILES, *BUILT_IN])
 
 
 def _coloured(status: str) -> str:
+    """Return a status in its colour."""
     colour = {"ok": "green", "built in": "green", "missing": "yellow"}.get(status, "red")
     return f"[{colour}]{status}[/]"
 
 
 def _short(folder: str | None) -> str:
-    """Return the folder with ~ for the home folder, so that it fits."""
+    """Return a folder with ~ for the home folder, so that it fits into the table."""
     if folder is None:
         return ""
     path = Path(folder)
@@ -270,11 +296,11 @@ def _short(folder: str | None) -> str:
         return folder
 
 
-def _bytes(count: int) -> str:
-    """Return a size in decimal units.
+def format_bytes(count: int) -> str:
+    """Return a size in decimal units, such as 29.5 kB.
 
     Examples:
-        >>> _bytes(740), _bytes(29_515), _bytes(170_052_171)
+        >>> format_bytes(740), format_bytes(29_515), format_bytes(170_052_171)
         ('740 B', '29.5 kB', '170.1 MB')
     """
     if count < 1000:

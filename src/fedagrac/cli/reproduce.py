@@ -1,4 +1,4 @@
-"""The command: fedagrac reproduce."""
+"""The command `fedagrac reproduce`."""
 
 from __future__ import annotations
 
@@ -7,96 +7,115 @@ import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedagrac.cli.computing import start_computing
+from fedagrac.cli.options import DataDir, Json
+from fedagrac.cli.printing import plain_table
 from fedagrac.errors import one_of, positive
 from fedagrac.files import make_folder
 
 if TYPE_CHECKING:
-    from fedagrac.paper import Cell, Recipe, Record, Records, Table, Verdict
+    from fedagrac.paper import Recipe, Records, Scale, Table, Trial, TrialRecord, Verdict
 
 __all__ = ["reproduce"]
 
+COLOURS = {"holds": "green", "does not hold": "red", "not decided": "yellow"}
+
 
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A table or figure of the paper, or all.")],
-    scale: Annotated[str, typer.Option("--scale", help="quick, medium or paper.")] = "quick",
-    only: Annotated[str, typer.Option("--only", metavar="TEXT", help="Only runs whose name contains this.")] = "",
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the records are kept.")] = Path(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A table or figure of the paper, or all.", show_default=False)
+    ],
+    scale: Annotated[str, typer.Option("--scale", metavar="SCALE", help="quick, medium or paper.")] = "quick",
+    only: Annotated[
+        str, typer.Option("--only", metavar="TEXT", help="Do only the runs whose name contains TEXT.")
+    ] = "",
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of the records.")] = Path(
         "runs/reproduction"
     ),
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to look for data files first.")
-    ] = None,
+    data_dir: DataDir = None,
     time_budget: Annotated[
-        float | None, typer.Option("--time-budget", metavar="SECONDS", help="Stop cleanly after so long.")
+        float | None, typer.Option("--time-budget", metavar="SECONDS", help="Stop after this time.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print tables and verdicts as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Regenerate a table or figure of the paper: ours beside the paper's, and which claims hold.
+    """Reproduce a table or figure of the paper: our figures beside the paper's, and which claims hold.
 
-    Every run's outcome is a small record; running again skips what is recorded, so a long recipe can be stopped
-    and continued.
+    Every run is recorded in RECIPE.jsonl. Recorded runs are not repeated, so a
+    long recipe can be stopped and started again.
 
     [bold]Examples[/]
-
       fedagrac reproduce table-models
-
       fedagrac reproduce table1 --only lr/
-
-      fedagrac reproduce table-variance --scale paper --out docs/reproduction --time-budget 3000
+      fedagrac reproduce table1 --scale paper --out reproduction --time-budget 3000
     """
-    from fedagrac.paper import RECIPES, Records, records_of
-
-    one_of("NAME", name, [*RECIPES, "all"])
     one_of("--scale", scale, ["quick", "medium", "paper"])
     if time_budget is not None:
         positive("--time-budget", time_budget)
     end = None if time_budget is None else time.monotonic() + time_budget
-    notes, console = Console(stderr=True), Console()
-    records, printed = Records(out), []
-    for recipe in RECIPES.values() if name == "all" else [RECIPES[name]]:
-        cells = [cell for cell in recipe.cells(scale) if only in cell.name]  # type: ignore[arg-type]
-        left = None if end is None else end - time.monotonic()
-        if recipe.run is not None and not _run(recipe, cells, records, data_dir, left, notes):
-            notes.print("the time budget is spent: run the same command again to go on", highlight=False)
-        found = records_of(recipe, scale, records)  # type: ignore[arg-type]
-        table, verdicts = recipe.table(found, scale), recipe.claims(found)  # type: ignore[arg-type]
-        if recipe.picture is not None and found:
-            from fedagrac.report.pictures import save
+    from fedagrac.paper import RECIPES
 
-            make_folder(out / recipe.name)
-            picture = save(recipe.picture(found, scale), out / recipe.name / scale)  # type: ignore[arg-type]
-            notes.print(f"picture: {picture}", highlight=False, soft_wrap=True)
-        if as_json:
-            rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-            claims = [{"claim": v.claim, "verdict": v.verdict, "numbers": v.numbers} for v in verdicts]
-            printed.append({"recipe": recipe.name, "scale": scale, "table": rows, "claims": claims})
-        else:
-            _print(recipe, table, verdicts, console)
+    one_of("NAME", name, [*RECIPES, "all"])
+    start_computing()
+    outcomes = []
+    for recipe in RECIPES.values() if name == "all" else [RECIPES[name]]:
+        outcomes.append(_reproduce(recipe, cast("Scale", scale), only, out, data_dir, end, as_json))
     if as_json:
-        print(json.dumps(printed))
+        print(json.dumps(outcomes))
+
+
+def _reproduce(
+    recipe: Recipe,
+    scale: Scale,
+    only: str,
+    out: Path,
+    data_dir: Path | None,
+    end: float | None,
+    as_json: bool,
+) -> dict[str, Any]:
+    """Do the runs that are not recorded until `end`, draw and print the outcome, and return it."""
+    from fedagrac.paper import Records, records_of
+
+    notes, records = Console(stderr=True), Records(out)
+    trials = [trial for trial in recipe.trials(scale) if only in trial.name]
+    left = None if end is None else end - time.monotonic()
+    if recipe.run is not None and not _run(recipe, trials, records, data_dir, left, notes):
+        notes.print("the time budget is spent: run the same command again to continue", highlight=False)
+    recorded = records_of(recipe, scale, records)
+    table, verdicts = recipe.table(recorded, scale), recipe.claims(recorded)
+    if recipe.picture is not None and recorded:
+        from fedagrac.report.pictures import save
+
+        make_folder(out)
+        picture = save(recipe.picture(recorded, scale), out / f"{recipe.name}-{scale}")
+        notes.print(f"picture: {picture}", highlight=False, soft_wrap=True)
+    if not as_json:
+        _print(recipe, table, verdicts)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    claims = [{"claim": v.claim, "verdict": v.verdict, "numbers": v.numbers} for v in verdicts]
+    return {"recipe": recipe.name, "scale": scale, "table": rows, "claims": claims}
 
 
 def _run(
     recipe: Recipe,
-    cells: list[Cell],
+    trials: list[Trial],
     records: Records,
     data_dir: Path | None,
     time_budget: float | None,
     notes: Console,
 ) -> bool:
-    """Run what is not recorded yet behind a progress bar; return whether everything is recorded now."""
+    """Do the runs that are not recorded behind a progress bar. Return whether all runs are recorded now."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from fedagrac.paper import run_cells
+    from fedagrac.paper import run_trials
 
-    def rounds(some: Iterable[Cell]) -> int:
-        return sum(cell.settings.get("rounds", 1) for cell in some)
+    def rounds(some: Iterable[Trial]) -> int:
+        return sum(trial.settings.get("rounds", 1) for trial in some)
 
     columns = (
         TextColumn("{task.description}", style="bold"), BarColumn(bar_width=None), MofNCompleteColumn(),
@@ -105,41 +124,39 @@ def _run(
     assert recipe.run is not None
     done, begun = 0, False
     with Progress(*columns, console=notes, transient=True) as bar:
-        task = bar.add_task(recipe.name, total=rounds(cells))
+        task = bar.add_task(recipe.name, total=rounds(trials))
 
         def say(line: str) -> None:
             notes.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
 
-        def show(some: list[Cell], found: list[Record]) -> None:
+        def show(some: list[Trial], recorded: list[TrialRecord]) -> None:
             nonlocal done, begun
-            if not found:
+            if not recorded:
                 begun = begun or bool(some)
                 return
             done += rounds(some)
             bar.update(task, completed=done)
-            seconds = found[0].outcome["seconds"]
+            seconds = recorded[0].outcome["seconds"]
             if not begun:
-                say(f"{recipe.name}: {len(some)} of {len(cells)} runs were recorded before")
+                say(f"{recipe.name}: {len(some)} of {len(trials)} runs are already recorded")
             elif seconds >= 1:
                 others = f" and {len(some) - 1} others" if len(some) > 1 else ""
                 say(f"{some[0].name}{others}: recorded, {seconds} s")
 
         run = functools.partial(recipe.run, data_dir=data_dir)
-        return run_cells(recipe.name, cells, records, run, time_budget, show, lambda: bar.advance(task))
+        return run_trials(recipe.name, trials, records, run, time_budget, show, lambda: bar.advance(task))
 
 
-def _print(recipe: Recipe, table: Table, verdicts: list[Verdict], console: Console) -> None:
-    """Print ours beside the paper's, the verdicts and what was assumed."""
-    from rich.table import Table as Shown
-
-    shown = Shown(box=None, pad_edge=False, title=f"{recipe.name}: {recipe.title}", title_justify="left")
+def _print(recipe: Recipe, table: Table, verdicts: list[Verdict]) -> None:
+    """Print the table, the verdicts on the paper's claims, and what the recipe assumes."""
+    console = Console()
+    shown = plain_table(title=f"{recipe.name}: {recipe.title}", title_justify="left")
     for column in table.columns:
         shown.add_column(column, overflow="fold")
     for row in table.rows:
         shown.add_row(*[escape(cell) for cell in row])
     console.print(shown)
-    colours = {"holds": "green", "does not hold": "red", "not decided": "yellow"}
     for v in verdicts:
-        console.print(f"[{colours[v.verdict]}]{v.verdict:13s}[/] {escape(v.claim)} ({escape(v.numbers)})")
+        console.print(f"[{COLOURS[v.verdict]}]{v.verdict:13s}[/] {escape(v.claim)} ({escape(v.numbers)})")
     for assumption in recipe.assumptions:
         console.print(f"[dim]assumed: {escape(assumption)}[/]", highlight=False)

@@ -1,23 +1,43 @@
-"""The command: fedagrac sweep."""
+"""The command `fedagrac sweep`."""
 
 from __future__ import annotations
 
 import json
 import math
-import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from fedagrac.cli.computing import (
+    advising,
+    check_exists,
+    check_out,
+    check_resumable,
+    experiment_table,
+    output_folder,
+    start_computing,
+)
+from fedagrac.cli.options import (
+    DataDir,
+    ExperimentFile,
+    Json,
+    Resume,
+    Settings,
+    TrustImports,
+    as_words,
+    naming_options,
+    out_option,
+)
+from fedagrac.cli.printing import plain_table, print_files
 from fedagrac.errors import InputError, count, one_of
-from fedagrac.rounds.interrupts import advising, typed
 
 if TYPE_CHECKING:
     from fedagrac.experiments.sweep import By, Choice, Sweep
+    from fedagrac.report import StoredRun
     from fedagrac.report.heatmaps import HeatMap
 
 __all__ = ["sweep"]
@@ -26,125 +46,163 @@ NAMES: dict[By, str] = {"accuracy": "final accuracy", "rounds": "rounds to targe
 
 
 def sweep(
-    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="An experiment file.")],
+    experiment: ExperimentFile,
     grid: Annotated[
         list[str],
         typer.Option("--grid", metavar="KEY=V,V", help="A setting of algorithms and its values; may be repeated."),
     ],
     seeds: Annotated[
-        int, typer.Option("--seeds", metavar="N", help="How many seeds, from the experiment's on.")
+        int, typer.Option("--seeds", metavar="N", help="The number of seeds; the first is the experiment's.")
     ] = 1,
     by: Annotated[
         str | None,
-        typer.Option("--by", help="accuracy, rounds (to the target) or loss; default: what the experiment has."),
+        typer.Option("--by", metavar="NAME", help="Compare by accuracy, rounds (to the target) or loss."),
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where to write; default: runs/NAME-sweep-TIME.")
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to look for data files first.")
-    ] = None,
-    trust_imports: Annotated[
-        bool, typer.Option("--trust-imports", help="Let model.name import any module: this runs its code.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the sweep in --out where it was interrupted.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every point as JSON.")] = False,
+    settings: Settings = None,
+    out: Annotated[Path | None, out_option("runs/NAME-sweep-TIME")] = None,
+    data_dir: DataDir = None,
+    trust_imports: TrustImports = False,
+    resume: Resume = False,
+    as_json: Json = False,
 ) -> None:
-    """Run every algorithm over a grid of its settings; print the best of each, as the paper compares.
+    """Run every algorithm over a grid of its settings, and print the best settings of each.
 
-    algorithm.KEY varies all algorithms that have the setting, algorithm.NAME.KEY one of them. Points of a small
-    model run side by side as one wide batch. Written are a run folder per point and seed, a heat map, a report
-    of the best settings, and best.toml: the experiment with every algorithm at its best, ready to run.
+    --grid algorithm.KEY varies all algorithms that have the setting,
+    algorithm.NAME.KEY varies one of them. A sweep writes a folder for each run,
+    a heat map, a report on the best settings, and best.toml: the experiment
+    with the best settings.
 
     [bold]Examples[/]
-
       fedagrac sweep my.toml --grid algorithm.lr=0.01,0.03,0.1 --seeds 3
-
-      fedagrac sweep my.toml --grid algorithm.lr=0.1,0.3 --grid algorithm.fedprox.mu=1,0.1,0.01 --by rounds
-
-      fedagrac sweep my.toml --grid algorithm.lr=0.01,0.03,0.1 --out runs/sweep --resume
+      fedagrac sweep my.toml --grid algorithm.fedprox.mu=1,0.1 --by rounds
+      fedagrac sweep my.toml --grid algorithm.lr=0.1,1 --out runs/lr --resume
     """
+    count("--seeds", seeds)
+    if by is not None:
+        one_of("--by", by, NAMES)
+    check_resumable(resume, out)
+    check_exists(experiment)
+    start_computing()
+    checked = _checked(experiment, settings, grid, seeds)
+    judged = _judged(by, checked)
+    if out is not None and not resume:
+        check_out(out)
+    with output_folder(out, f"{checked.experiments[0].name}-sweep") as folder:
+        options = {
+            "--grid": grid, "--set": settings, "--seeds": seeds, "--by": by, "--data-dir": data_dir,
+            "--trust-imports": trust_imports, "--out": folder, "--resume": True,
+        }  # fmt: skip
+        with advising(folder, ["fedagrac", "sweep", str(experiment), *as_words(options)]):
+            imports = experiment.parent, trust_imports
+            folders = _run(checked, folder, data_dir, imports, resume, as_json)
+        _finish(_outcome(checked, folders, judged), checked, folder, as_json)
+
+
+def _checked(experiment: Path, settings: list[str] | None, grid: list[str], seeds: int) -> Sweep:
+    """Read an experiment file and check it, the grid, and every point of the grid."""
+    from fedagrac.experiments.schema import Experiment
+    from fedagrac.experiments.sweep import Sweep
+
+    table = experiment_table(experiment, settings)
+    Experiment.of(table)  # an error in the file names its own key, even if that is called like an option
+    with naming_options(grid="--grid", set="--set"):
+        return Sweep.of(table, grid, seeds)
+
+
+def _run(
+    sweep: Sweep,
+    folder: Path,
+    data_dir: Path | None,
+    imports: tuple[Path, bool],
+    resume: bool,
+    as_json: bool,
+) -> dict[str, list[Path]]:
+    """Run every point with every seed behind a progress bar. Return the folders of the runs by point."""
     from fedagrac.callbacks.progress import Progress
-    from fedagrac.experiments.run import check_free
-    from fedagrac.experiments.schema import apply_settings, read_toml
-    from fedagrac.experiments.sweep import Sweep, best_choices, choices_of, run_sweep
+    from fedagrac.experiments.sweep import run_sweep
     from fedagrac.models import Imports
-    from fedagrac.report import read_run, summarise, write_report
+
+    console, first, seeds = Console(stderr=True), sweep.experiments[0], len(sweep.experiments)
+    if not as_json:
+        what = f"{len(sweep.points)} settings x {seeds} seed{'s' if seeds > 1 else ''}"
+        console.print(f"[bold]{first.name}: {what}[/], {first.rounds} rounds each", highlight=False)
+    with (
+        Progress(len(sweep.points) * seeds, first.rounds, console) as progress,
+        naming_options(trusted="--trust-imports"),
+    ):
+        return run_sweep(sweep, folder, data_dir, progress, Imports(*imports), resume)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a sweep.
+
+    Attributes:
+        by: what points are compared by.
+        choices: every point with its numbers.
+        best: the best point of each algorithm.
+        runs: the runs of each point, by its label.
+    """
+
+    by: By
+    choices: list[Choice]
+    best: dict[str, Choice]
+    runs: dict[str, list[StoredRun]]
+
+
+def _outcome(sweep: Sweep, folders: dict[str, list[Path]], by: By) -> Outcome:
+    """Read the runs and find the best points: by loss if no run has an accuracy."""
+    from fedagrac.experiments.sweep import best_choices, choices_of
+    from fedagrac.report import read_run, summarise
+
+    runs = {label: [read_run(path) for path in paths] for label, paths in folders.items()}
+    rows = {label: summarise(some) for label, some in runs.items()}
+    if by == "accuracy" and all(row["accuracy"] is None for some in rows.values() for row in some):
+        by = "loss"
+    choices = choices_of(sweep.points, rows)
+    return Outcome(by, choices, best_choices(choices, by), runs)
+
+
+def _finish(outcome: Outcome, sweep: Sweep, folder: Path, as_json: bool) -> None:
+    """Write and print what came out. Exit with code 1 if all runs diverged."""
+    from fedagrac.report import write_report
     from fedagrac.report.heatmaps import plot_heat_maps
     from fedagrac.report.pictures import save
 
-    count("--seeds", seeds)
-    if by is not None:
-        one_of("--by", by, ["accuracy", "rounds", "loss"])
-    checked = Sweep.of(apply_settings(read_toml(experiment), settings or []), grid, seeds)
-    first = checked.experiments[0]
-    judged = _judged(by, checked)
-    if resume and out is None:
-        raise InputError("--resume", None, "the folder of the sweep that goes on: --out DIR")
-    folder = out or Path("runs") / f"{first.name}-sweep-{time.strftime('%Y%m%d-%H%M%S')}"
-    if not resume:
-        check_free(folder)
-    notes = Console(stderr=True)
-    total = len(checked.points) * seeds
-    if not as_json:
-        what = f"{len(checked.points)} settings x {seeds} seed{'s' if seeds > 1 else ''}"
-        notes.print(f"[bold]{first.name}: {what}[/], {first.rounds} rounds each", highlight=False)
-    given = {
-        "--grid": grid,
-        "--set": settings or [],
-        "--seeds": seeds,
-        "--by": by,
-        "--data-dir": data_dir,
-        "--trust-imports": trust_imports,
-        "--out": folder,
-    }
-    words = ["fedagrac", "sweep", str(experiment), *typed(given), "--resume"]
-    with advising(folder, words), Progress(total, first.rounds, notes) as progress:
-        imports = Imports(experiment.parent, trust_imports)
-        folders = run_sweep(checked, folder, data_dir, progress, imports, resume)
-    runs = {label: [read_run(path) for path in paths] for label, paths in folders.items()}
-    if judged == "accuracy" and all(row["accuracy"] is None for some in runs.values() for row in summarise(some)):
-        judged = "loss"
-    choices = choices_of(checked.points, {label: summarise(some) for label, some in runs.items()})
-    best = best_choices(choices, judged)
-    picture = save(plot_heat_maps(_maps(choices, judged)), folder / "sweep")
-    page = write_report([run for choice in best.values() for run in runs[choice.point.label]], folder)
-    _write(folder, checked, choices, best, judged)
+    picture = save(plot_heat_maps(_maps(outcome.choices, outcome.by)), folder / "sweep")
+    best_runs = [run for choice in outcome.best.values() for run in outcome.runs[choice.point.label]]
+    page = write_report(best_runs, folder)
+    _write(folder, sweep, outcome)
     if as_json:
         print((folder / "sweep.json").read_text(), end="")
     else:
-        places = {"heat map": picture, "report": page, "best": folder / "best.toml"}
-        _print(choices, best, judged, places)
-    if all(row["status"] == "diverged" for choice in choices for row in choice.rows):
+        _print(outcome)
+        print_files({"heat map": picture, "report": page, "best": folder / "best.toml"})
+    if all(row["status"] == "diverged" for choice in outcome.choices for row in choice.rows):
         raise typer.Exit(1)
 
 
 def _judged(by: str | None, sweep: Sweep) -> By:
-    """Return by what points are judged: as asked, or rounds where runs stop at an accuracy, or accuracy."""
+    """Return what points are compared by: as asked, or by rounds if runs stop at an accuracy, else by accuracy."""
     first = sweep.experiments[0]
     target = first.stop.accuracy if first.stop.accuracy is not None else first.target
     if by == "rounds" and target is None:
         raise InputError("--by", by, "accuracy or loss: the experiment has neither target nor stop.accuracy")
     if by is None:
         return "accuracy" if first.stop.accuracy is None else "rounds"
-    return by  # type: ignore[return-value]
+    return cast("By", by)
 
 
 def _maps(choices: list[Choice], by: By) -> list[HeatMap]:
-    """Return a heat map for each algorithm: its first setting down, its second across, the best of any others."""
+    """Return a heat map for each algorithm: its first setting down, its second across, the best of the others."""
     from fedagrac.report.heatmaps import HeatMap
 
     maps = []
     for name in dict.fromkeys(choice.point.algorithm for choice in choices):
-        own = [choice for choice in choices if choice.point.algorithm == name]
-        down, across = [*own[0].point.setting, "", ""][:2]
+        of_algorithm = [choice for choice in choices if choice.point.algorithm == name]
+        down, across = [*of_algorithm[0].point.setting, "", ""][:2]
         cells: dict[tuple[str, str], Choice] = {}
-        for choice in own:
+        for choice in of_algorithm:
             setting = choice.point.setting
             at = str(setting.get(down, "")), str(setting.get(across, ""))
             if at not in cells or choice.rank(by) > cells[at].rank(by):
@@ -166,15 +224,15 @@ def _maps(choices: list[Choice], by: By) -> list[HeatMap]:
 
 
 def _number(choice: Choice, by: By) -> float | None:
-    """Return the mean as it is shown; None where not every seed reached its target, NaN where one diverged."""
+    """Return the mean as a heat map shows it; None if a seed missed its target, NaN if one diverged."""
     mean = choice.mean(by)
     if mean is None:
         return math.nan if any(row["status"] == "diverged" for row in choice.rows) else None
     return 100 * mean if by == "accuracy" else mean
 
 
-def _write(folder: Path, sweep: Sweep, choices: list[Choice], best: dict[str, Choice], by: By) -> None:
-    """Write sweep.json, every point with its numbers, and best.toml, the experiment at its best."""
+def _write(folder: Path, sweep: Sweep, outcome: Outcome) -> None:
+    """Write sweep.json, every point with its numbers, and best.toml, the experiment with the best settings."""
     import tomli_w
 
     from fedagrac.files import write_atomically
@@ -183,35 +241,37 @@ def _write(folder: Path, sweep: Sweep, choices: list[Choice], best: dict[str, Ch
         {
             "algorithm": choice.point.algorithm,
             "setting": choice.point.setting,
-            "best": best[choice.point.algorithm] is choice,
-            "mean": choice.mean(by),
-            "spread": choice.spread(by),
+            "best": outcome.best[choice.point.algorithm] is choice,
+            "mean": choice.mean(outcome.by),
+            "spread": choice.spread(outcome.by),
             "runs": [dict(row) for row in choice.rows],
         }
-        for choice in choices
+        for choice in outcome.choices
     ]
-    written = {"by": by, "seeds": [e.seed for e in sweep.experiments], "points": points}
-    write_atomically(folder / "sweep.json", (json.dumps(written, indent=1) + "\n").encode())
-    entries = []
-    for given, choice in zip(sweep.table["algorithm"], best.values(), strict=True):
-        entries.append({**given, **choice.point.setting})
+    content = {"by": outcome.by, "seeds": [e.seed for e in sweep.experiments], "points": points}
+    write_atomically(folder / "sweep.json", (json.dumps(content, indent=1) + "\n").encode())
+    entries = [
+        {**entry, **choice.point.setting}
+        for entry, choice in zip(sweep.table["algorithm"], outcome.best.values(), strict=True)
+    ]
     write_atomically(folder / "best.toml", tomli_w.dumps({**sweep.table, "algorithm": entries}).encode())
 
 
-def _print(choices: list[Choice], best: dict[str, Choice], by: By, places: dict[str, Path]) -> None:
+def _print(outcome: Outcome) -> None:
+    """Print the best point of each algorithm, and what is at the edge of the grid or diverged."""
     from fedagrac.experiments.sweep import at_the_edge
 
-    console = Console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    console, choices, best = Console(), outcome.choices, outcome.best
+    table = plain_table(header_style="bold")
     table.add_column("algorithm")
     table.add_column("best setting", overflow="fold")
-    shown: list[By] = [key for key in dict.fromkeys((by, *NAMES)) if any(c.values(key) for c in choices)]
+    shown: list[By] = [key for key in dict.fromkeys((outcome.by, *NAMES)) if any(c.values(key) for c in choices)]
     for key in shown:
         table.add_column(NAMES[key], justify="right")
     table.add_column("of", justify="right")
     for name, choice in best.items():
-        own = sum(c.point.algorithm == name for c in choices)
-        table.add_row(escape(name), escape(choice.point.text), *[_shown(choice, key) for key in shown], str(own))
+        tried = sum(c.point.algorithm == name for c in choices)
+        table.add_row(escape(name), escape(choice.point.text), *[_shown(choice, key) for key in shown], str(tried))
     console.print(table)
     for name, choice in best.items():
         for setting in at_the_edge(choice, choices):
@@ -222,12 +282,10 @@ def _print(choices: list[Choice], best: dict[str, Choice], by: By, places: dict[
         if lost:
             console.print(f"[red]{escape(choice.point.label)} diverged[/] ({lost} of {len(choice.rows)} seeds)")
     console.print()
-    for what, path in places.items():
-        console.print(f"{what:<9}{escape(str(path))}", highlight=False, soft_wrap=True)
 
 
 def _shown(choice: Choice, by: By) -> str:
-    """Return mean and spread in words."""
+    """Return the mean and the spread over the seeds as text."""
     values, mean = choice.values(by), choice.mean(by)
     if mean is None:
         return f"{len(values)} of {len(choice.rows)} seeds" if by == "rounds" else "-"

@@ -1,4 +1,4 @@
-"""Data: federations, partitions, batch sampling, files."""
+"""Data: federations, partitions, batches, pictures, and the files of data sets."""
 
 from fedagrac.data.federation import DATASETS, Federation
 from fedagrac.data.partitions import IID, Dirichlet, Indices, Natural, Partition, Resample, Shards

@@ -1,7 +1,7 @@
-"""Which of its samples a client uses in each step.
+"""The samples that a client uses in each step.
 
-Drawn from a stream keyed by (seed, round, client), so a client sees the same batches in every engine, whatever
-the order or the company it runs in, and the first k batches do not depend on how many follow.
+They come from a stream keyed by (seed, round, client). So a client gets the same batches in every engine, in any
+order and beside any other clients, and its first k batches do not depend on how many follow.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def batch_positions(
 ) -> npt.NDArray[np.int64]:
     """Return positions among the client's own samples, [steps, batch].
 
-    "replacement" draws `batch_size` samples independently in every step. "shuffle" walks reshuffled epochs and
-    drops an epoch's short tail; a client with fewer samples than a batch uses all of them in every step.
-    Without a batch size every step uses all samples.
+    "replacement" draws `batch_size` samples independently in every step. "shuffle" walks through reshuffled epochs
+    and drops the short batch at an epoch's end; a client with fewer samples than a batch uses all of them in every
+    step. Without a batch size every step uses all samples.
 
     Examples:
         >>> batch_positions(5, 2, None, "replacement", seed=0, round=0, client=0).tolist()

@@ -1,4 +1,4 @@
-"""A federation in few numbers: what its pictures need, small enough to lie in every experiment folder."""
+"""A description of a federation, small enough for every experiment folder; reports draw their pictures from it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 __all__ = ["Description", "describe", "label_counts"]
 
 MOST_SHOWN = 100
-"""How many clients a description names at most."""
+"""The most clients that a description shows."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """Who holds how much of what, and how many steps they run.
+    """The samples, labels and steps of the clients.
 
     Attributes:
         name: the data set.
         clients: M.
-        samples: how many samples all clients hold together.
+        samples: the samples of all clients together.
         sizes_range: the fewest and the most samples of a client.
         steps_range: the fewest and the most steps of a client in round 1.
         steps_mean: Kbar of round 1 over all clients, weighted by omega.
-        shown: the numbers of the clients described below: all of them, or `MOST_SHOWN` evenly spaced ones.
-        sizes: how many samples each of those holds.
-        steps: K_i of each of those in round 1.
-        labels: how many samples of each class each of those holds; None where targets are not class labels.
+        shown: the clients that the next fields describe: all of them, or `MOST_SHOWN` evenly spaced ones.
+        sizes: the samples of each shown client.
+        steps: K_i of each shown client in round 1.
+        labels: the samples of each shown client in each class; None if targets are not class labels.
     """
 
     name: str

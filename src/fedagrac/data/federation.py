@@ -1,6 +1,6 @@
-"""A federation: one pool of samples, and which client holds which of them.
+"""A federation: one pool of samples, and the share of every client.
 
-The samples exist once; clients are lists of sample numbers. Weights are omega_i = n_i / n, or the user's.
+The samples exist once; a client is a list of sample numbers. Weights are omega_i = n_i / n, or the user's.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedagrac.data.files import ready
-from fedagrac.data.images import Images
+from fedagrac.data.download import ready
 from fedagrac.data.partitions import IID, Partition, Shares, StoredShares
+from fedagrac.data.pictures import Images
 from fedagrac.data.sources import a9a, cifar10, digits, fashion_mnist, synthetic
 from fedagrac.errors import MOST_CLIENTS, InputError, count, one_of, unknown
 
@@ -28,23 +28,24 @@ if TYPE_CHECKING:
 __all__ = ["DATASETS", "Federation"]
 
 READERS = {"a9a": a9a, "fashion-mnist": fashion_mnist, "cifar10": cifar10}
-"""Data sets that are read from files, and how."""
+"""The readers of the data sets that are read from files, by name."""
 
 DATASETS = (*READERS, "digits", "synthetic")
-"""The names `Federation.load` knows."""
+"""The names that `Federation.load` accepts."""
 
 
 class Federation:
     """M clients and their data.
 
     Attributes:
-        name: what it is called in tables and run folders.
+        name: the name in tables and run folders.
+        cites: the keys of its papers in `fedagrac.citations.ENTRIES`.
         inputs, targets: the pooled training samples, [n, ...] and [n]; pictures stay bytes.
         images: how bytes become inputs, or None.
         test: the test inputs and targets, or None.
-        sizes: n_i, samples per client, [M].
+        sizes: n_i, the samples of each client, [M].
         weights: omega_i, [M], summing to 1.
-        masses: the weights before normalisation, exact: sample counts, or the user's weights as fractions.
+        masses: the exact weights before normalisation: sample counts, or the user's weights as fractions.
 
     Examples:
         >>> fed = Federation.from_arrays([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])])
@@ -88,13 +89,13 @@ class Federation:
 
     @property
     def num_classes(self) -> int | None:
-        """How many classes the labels name, or None where targets are not labels."""
+        """The number of classes, or None if targets are not labels."""
         if self.targets.dtype != torch.int64:
             return None
         return 1 + max(int(t.max()) for t in (self.targets, *([self.test[1]] if self.test else [])))
 
     def samples_of(self, client: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of the client's samples in the pool."""
+        """Return the client's sample numbers in the pool."""
         return self.shares[client]
 
     def __repr__(self) -> str:
@@ -111,20 +112,20 @@ class Federation:
         weights: Sequence[float] | npt.NDArray[np.float64] | None = None,
         name: str = "custom",
     ) -> Federation:
-        """Make a federation from each client's (inputs, targets): anything that becomes a tensor.
+        """Make a federation from each client's (inputs, targets), which may be anything that becomes a tensor.
 
-        Integer targets are class labels 0..C-1; floating targets are regression targets. Weights must be
-        positive and sum to 1; without them a client weighs what it holds.
+        Integer targets are class labels 0..C-1; floating-point targets are regression targets. Weights must be
+        positive and sum to 1; without them a client's weight is its share of the samples.
         """
         if not len(clients):
             raise InputError("clients", [], "at least one (inputs, targets) pair")
         pairs = [_pair(f"client {i}", pair) for i, pair in enumerate(clients)]
         for i, (X, y) in enumerate(pairs):
-            for what, mine, first in (("inputs", X, pairs[0][0]), ("targets", y, pairs[0][1])):
-                if mine.shape[1:] != first.shape[1:]:
+            for what, tensor, first in (("inputs", X, pairs[0][0]), ("targets", y, pairs[0][1])):
+                if tensor.shape[1:] != first.shape[1:]:
                     raise InputError(
                         f"client {i} {what}",
-                        f"samples of shape {tuple(mine.shape[1:])}",
+                        f"samples of shape {tuple(tensor.shape[1:])}",
                         f"the shape of client 0, {tuple(first.shape[1:])}",
                     )
         inputs, targets = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
@@ -143,7 +144,7 @@ class Federation:
         seed: int = 0,
         name: str = "custom",
     ) -> Federation:
-        """Split one data set of your own over clients, by any partition.
+        """Split a data set of your own over clients by a partition.
 
         Examples:
             >>> from fedagrac import Natural
@@ -171,10 +172,10 @@ class Federation:
         Args:
             name: a9a, fashion-mnist, cifar10, digits or synthetic.
             clients: M.
-            partition: how to split; IID by default. Synthetic comes split by nature and takes none.
-            seed: of the partition, and of synthetic's samples.
-            data_dir: where to look for files first; `fedagrac data list` shows where else.
-            options: synthetic takes alpha and beta.
+            partition: how to split; IID by default. Synthetic is already split by client and takes none.
+            seed: the seed of the partition, and of synthetic's samples.
+            data_dir: a folder to search for files before the usual ones.
+            options: alpha and beta of synthetic.
 
         Examples:
             >>> Federation.load("digits", clients=5, seed=0)
@@ -207,10 +208,10 @@ class Federation:
         return cls(inputs, targets, shares, test, None, name, (name,), samples.images)
 
     def plot(self) -> Figure:
-        """Draw who holds which labels: one column per client, one row per class, area by sample count."""
-        from fedagrac.data.plot import plot_labels
+        """Draw the labels of every client: one column per client, one row per class, area by sample count."""
+        from fedagrac.data.plot import plot_federation
 
-        return plot_labels(self)
+        return plot_federation(self)
 
 
 def _check_partition(partition: Any) -> None:
@@ -219,7 +220,7 @@ def _check_partition(partition: Any) -> None:
 
 
 def _labels(targets: Tensor) -> npt.NDArray[np.int64]:
-    """Return what a partition sees: the class labels, or one class for all where targets are not labels."""
+    """Return the labels for a partition; if targets are not class labels, all samples are of one class."""
     return (
         targets.numpy() if targets.dtype == torch.int64 and targets.ndim == 1 else np.zeros(len(targets), np.int64)
     )
@@ -248,10 +249,9 @@ def _pair(field: str, pair: Any) -> tuple[Tensor, Tensor]:
 
 def _tensor(field: str, value: Any) -> Tensor:
     try:
-        tensor = value.detach() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+        return value.detach() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(field, type(value).__name__, f"something that becomes a tensor ({error})") from error
-    return tensor
 
 
 def _exact_weights(weights: Any, clients: int) -> tuple[Fraction, ...]:

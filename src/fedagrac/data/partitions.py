@@ -161,8 +161,7 @@ class Dirichlet(Partition):
         for members in by_class:
             proportions = generator.dirichlet(np.full(clients, self.alpha))
             if self.balance:
-                proportions = proportions * (held < samples / clients)
-                proportions = proportions / proportions.sum()
+                proportions = _among(proportions, held < samples / clients)
             cuts = np.rint(np.cumsum(proportions)[:-1] * len(members)).astype(np.int64)
             parts.append(np.split(generator.permutation(members), cuts))
             held += [len(part) for part in parts[-1]]
@@ -175,6 +174,14 @@ class Dirichlet(Partition):
                 pieces[i] = np.append(pieces[i], pieces[giver][-1])
                 pieces[giver] = pieces[giver][:-1]
         return pieces
+
+
+def _among(proportions: npt.NDArray[np.float64], waiting: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Return the proportions of the waiting clients, scaled to a sum of 1; equal ones where the draw gives none."""
+    left = proportions * waiting
+    if not left.sum() > 0:  # a very small alpha gives everything to one client, which may be full
+        left = waiting.astype(np.float64)
+    return left / left.sum()
 
 
 @dataclass(frozen=True)

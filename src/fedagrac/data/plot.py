@@ -1,4 +1,4 @@
-"""A picture of who holds which labels."""
+"""A picture of the labels that every client holds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from fedagrac.data.federation import Federation
 
-__all__ = ["plot_labels"]
+__all__ = ["plot_federation"]
 
 
-def plot_labels(federation: Federation) -> Figure:
-    """Draw one column per client and one row per class; the area of a disc is the number of samples."""
+def plot_federation(federation: Federation) -> Figure:
+    """Return a figure with a column per client and a row per class; a disc's area is its number of samples."""
     from matplotlib.figure import Figure
 
     M = federation.num_clients

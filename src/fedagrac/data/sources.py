@@ -1,6 +1,6 @@
-"""The built-in data sets: where their samples come from.
+"""The samples of the built-in data sets.
 
-Each source returns a training set and a test set; the libraries it needs are imported when it is used.
+Each source returns a training set and a test set. It imports the libraries it needs when it is called.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedagrac.core.streams import Purpose, stream
-from fedagrac.data.images import Images
+from fedagrac.data.pictures import Images
 from fedagrac.errors import InputError, count, non_negative
 
 if TYPE_CHECKING:
@@ -22,10 +22,21 @@ if TYPE_CHECKING:
 
     Arrays = tuple[npt.NDArray[np.float32] | npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
-__all__ = ["Samples", "a9a", "cifar10", "digits", "fashion_mnist", "synthetic"]
+__all__ = [
+    "Samples",
+    "a9a",
+    "cifar10",
+    "class_labels",
+    "digits",
+    "fashion_mnist",
+    "read_cifar",
+    "read_idx",
+    "read_libsvm",
+    "synthetic",
+]
 
 MOST_SYNTHETIC = 10_000
-"""Clients of Synthetic, whose samples are all drawn at once: about 200 kB each."""
+"""The most clients of Synthetic, whose samples are drawn all at once and take about 200 kB each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +44,9 @@ class Samples:
     """A labelled data set.
 
     Attributes:
-        natural: who holds which training samples, where the data say so themselves.
-        images: how stored bytes become inputs, where the samples are pictures.
+        train, test: inputs and labels.
+        natural: the training samples of each client, if the data define them.
+        images: how stored bytes become inputs, if the samples are pictures.
     """
 
     train: Arrays
@@ -46,38 +58,40 @@ class Samples:
 def a9a(folder: Path) -> Samples:
     """Read a9a (LIBSVM text): 123 binary features of people, label 1 for an income above 50,000.
 
-    The test file never mentions feature 123, so the number of features is given, not guessed.
+    The test file never mentions feature 123, so the number of features cannot be taken from it.
     """
-    return Samples(_libsvm(folder / "a9a", 32_561, 123), _libsvm(folder / "a9a.t", 16_281, 123))
+    return Samples(read_libsvm(folder / "a9a", 32_561, 123), read_libsvm(folder / "a9a.t", 16_281, 123))
 
 
 def fashion_mnist(folder: Path) -> Samples:
     """Read Fashion-MNIST (gzipped idx): 60,000 and 10,000 grey pictures of 28 x 28 in ten classes.
 
-    Normalised with mean 0.1307 and standard deviation 0.3081, the constants of the authors' code (MNIST's own).
+    Pictures are normalised with mean 0.1307 and standard deviation 0.3081, the constants of the authors' code,
+    which are those of MNIST.
     """
     parts = []
     for name, samples in (("train", 60_000), ("t10k", 10_000)):
-        X = _idx(folder / f"{name}-images-idx3-ubyte.gz", (samples, 28, 28))
+        X = read_idx(folder / f"{name}-images-idx3-ubyte.gz", (samples, 28, 28))
         labels = folder / f"{name}-labels-idx1-ubyte.gz"
-        parts.append((X[:, None], _ten_classes(labels, _idx(labels, (samples,)))))
+        parts.append((X[:, None], class_labels(labels, read_idx(labels, (samples,)))))
     return Samples(parts[0], parts[1], images=Images(mean=(0.1307,), std=(0.3081,)))
 
 
 def cifar10(folder: Path) -> Samples:
     """Read CIFAR-10 (the binary release): 50,000 and 10,000 colour pictures of 32 x 32 in ten classes.
 
-    Normalised per channel and, in training, cropped out of a frame of 4 and flipped, as in the authors' code.
+    As in the authors' code, pictures are normalised per channel. In training they are also cropped out of a
+    frame of 4 pixels and flipped.
     """
     files = [f"data_batch_{i}.bin" for i in range(1, 6)]
-    train = [_cifar(folder / "cifar-10-batches-bin" / name) for name in files]
+    train = [read_cifar(folder / "cifar-10-batches-bin" / name) for name in files]
     X, y = (np.concatenate([part[k] for part in train]) for k in (0, 1))
     images = Images(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010), padding=4)
-    return Samples((X, y), _cifar(folder / "cifar-10-batches-bin" / "test_batch.bin"), images=images)
+    return Samples((X, y), read_cifar(folder / "cifar-10-batches-bin" / "test_batch.bin"), images=images)
 
 
-def _libsvm(path: Path, samples: int, features: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Read LIBSVM text with so many lines: a line of two bytes becomes a row of `features` numbers."""
+def read_libsvm(path: Path, samples: int, features: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Read LIBSVM text; return inputs [samples, features] and labels, 1 for positive ones and 0 for others."""
     from sklearn.datasets import load_svmlight_file
 
     try:
@@ -91,8 +105,8 @@ def _libsvm(path: Path, samples: int, features: int) -> tuple[npt.NDArray[np.flo
     return np.asarray(X.todense(), np.float32), (y > 0).astype(np.int64)
 
 
-def _idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Read bytes in the idx format, whose header must say what is expected: nothing is allocated on its word."""
+def read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Read a gzipped idx file and return its bytes; its header must have the expected shape."""
     expected = bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
     size = int(np.prod(shape))
     try:
@@ -108,23 +122,24 @@ def _idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(bytearray(content), np.uint8).reshape(shape)
 
 
-def _cifar(path: Path, pictures: int = 10_000) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Read one batch of CIFAR-10: per picture one label byte and 3 x 32 x 32 bytes."""
+def read_cifar(path: Path, pictures: int = 10_000) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Read a batch of CIFAR-10, one label byte and 3 x 32 x 32 bytes a picture; return pictures and labels."""
     size = path.stat().st_size
     if size != pictures * 3073:
         raise InputError(str(path), f"{size} bytes", f"{pictures:,} records of 3,073 bytes")
     records = np.fromfile(path, np.uint8, pictures * 3073).reshape(pictures, 3073)
-    return records[:, 1:].reshape(-1, 3, 32, 32), _ten_classes(path, records[:, 0])
+    return records[:, 1:].reshape(-1, 3, 32, 32), class_labels(path, records[:, 0])
 
 
-def _ten_classes(path: Path, labels: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+def class_labels(path: Path, labels: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Return labels of ten classes as integers; refuse labels above 9."""
     if labels.max() > 9:
         raise InputError(str(path), f"a label {labels.max()}", "labels from 0 to 9")
     return labels.astype(np.int64)
 
 
 def digits() -> Samples:
-    """Load the 1797 real 8x8 handwritten digits that ship with scikit-learn: 1437 to train, 360 to test.
+    """Load the 1797 handwritten digits of 8 x 8 pixels that ship with scikit-learn: 1437 to train, 360 to test.
 
     The split is stratified by class and always the same. Pixels are scaled to [0, 1].
     """
@@ -143,11 +158,11 @@ def synthetic(clients: int, alpha: float = 1.0, beta: float = 1.0, seed: int = 0
 
     Client k labels x by argmax(softmax(W_k x + b_k)) with W_k, b_k ~ Normal(u_k, 1), u_k ~ Normal(0, alpha),
     and draws x ~ Normal(v_k, Sigma), Sigma diagonal with j^-1.2, v_k ~ Normal(B_k, 1), B_k ~ Normal(0, beta);
-    60 features, 10 classes, lognormal(4, 2) + 50 samples. beta moves the clients' inputs apart (alpha and
-    beta are standard deviations, as in the authors' code). A tenth of every client's samples is the test set.
+    60 features, 10 classes, lognormal(4, 2) + 50 samples. As in the authors' code, alpha and beta are standard
+    deviations. beta moves the clients' inputs apart. A tenth of every client's samples is the test set.
 
-    One u_k shifts every weight of a client, hence all its logits alike, and argmax ignores a common shift: alpha
-    changes no label. The recipe is kept as published; clients differ because each draws its own W_k.
+    u_k shifts all weights of a client and therefore all its logits alike, and argmax ignores a common shift: alpha
+    changes no label. The recipe is kept as published. Clients differ because each draws its own W_k.
     """
     count("clients", clients, most=MOST_SYNTHETIC)
     non_negative("alpha", alpha)

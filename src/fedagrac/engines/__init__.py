@@ -1,10 +1,12 @@
-"""Engines: how a cohort's local rules are executed."""
+"""Engines: how the local rules of a cohort are executed."""
 
+from fedagrac.engines.base import Engine
 from fedagrac.engines.choice import EngineRecord, choose_engine, measured_choices
 from fedagrac.engines.lanes.engine import LanesEngine
+from fedagrac.engines.lanes.memory import keep_freed_memory
 from fedagrac.engines.ranks import Ranks, current_ranks
 from fedagrac.engines.serial import SerialEngine
-from fedagrac.engines.workload import Engine, Loss, Workload
+from fedagrac.engines.workload import Loss, Workload
 
 __all__ = [
     "ENGINES",
@@ -17,8 +19,9 @@ __all__ = [
     "Workload",
     "choose_engine",
     "current_ranks",
+    "keep_freed_memory",
     "measured_choices",
 ]
 
 ENGINES = ("serial", "lanes")
-"""Every engine by name."""
+"""The names of all engines."""

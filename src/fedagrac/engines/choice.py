@@ -1,9 +1,10 @@
-"""Which engine a run takes: `engine="auto"` and `compile="auto"`.
+"""The choice of an engine for a run: `engine="auto"` and `compile="auto"`.
 
-What is fastest depends on the model, the machine and how long the run is: many lanes at once win on GPUs and for
-small models, one compiled client at a time for larger convolutions on a CPU, and compiling takes time that a
-short run never gets back. So short runs follow a fixed rule, and longer ones a short measurement of the
-candidates, kept on disk: the same run takes the same engine the next time.
+The fastest engine depends on the model, the machine and the length of the run. Many lanes at once win on GPUs
+and for small models. One compiled client at a time wins for larger convolutions on a CPU. Compiling takes time
+that a short run never recovers. Therefore short runs follow a fixed rule, and longer runs follow a short
+measurement of the candidates. The measurement stays on disk, so the same run takes the same engine the next
+time.
 """
 
 from __future__ import annotations
@@ -27,13 +28,25 @@ from fedagrac.engines.serial import SerialEngine
 from fedagrac.errors import InputError, non_negative, one_of, positive
 from fedagrac.files import cache_folder, make_folder, write_atomically
 from fedagrac.parsing import parse_json
+from fedagrac.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedagrac.engines.workload import Engine, Workload
+    from fedagrac.engines.base import Engine
+    from fedagrac.engines.workload import Workload
 
-__all__ = ["CANDIDATES", "EngineRecord", "choose_engine", "measured_choices", "processor"]
+__all__ = [
+    "CANDIDATES",
+    "EngineRecord",
+    "Measurements",
+    "candidates",
+    "choose_engine",
+    "measured_choices",
+    "measurements_folder",
+    "processor",
+    "read_measurement",
+]
 
 log = logging.getLogger("fedagrac")
 
@@ -43,16 +56,16 @@ CANDIDATES: dict[str, Callable[[Workload], Engine]] = {
     "compiled lanes": lambda workload: LanesEngine(workload, compiled=True),
     "compiled client": lambda workload: LanesEngine(workload, width=1, compiled=True),
 }
-"""Every way of running clients that is compared, by name."""
+"""Every candidate of a measurement, by name."""
 
 MEASURE_FROM = 20_000
-"""Client-steps of a whole run from which on candidates are measured; shorter runs follow the rule."""
+"""The fewest client-steps of a run for which candidates are measured; shorter runs follow the rule."""
 
 COMPILE_FROM = 180.0
-"""Seconds that a run must take uncompiled before compiling is tried."""
+"""The fewest seconds of an uncompiled run for which compiling is tried."""
 
 SECONDS = 1.0
-"""About how long one candidate is measured at most, compiling apart."""
+"""About the most seconds that one candidate is measured, without compiling."""
 
 
 def choose_engine(
@@ -63,25 +76,40 @@ def choose_engine(
     client_steps: float,
     before: EngineRecord | None = None,
 ) -> tuple[Engine, str]:
-    """Return the engine for a run of so many lanes at a time and so many client-steps in all, and why it.
+    """Return the engine for a run and the reason for the choice.
 
-    A run that goes on takes the engine that it had `before`.
+    Args:
+        workload: the problem.
+        engine: the requested engine.
+        compile: whether to compile steps, as requested.
+        lanes: clients that run at a time.
+        client_steps: local steps of all clients in the whole run.
+        before: the engine that a resumed run had; it is taken again if it fits.
     """
     kept = None if before is None else before.engine(workload, engine, compile)
     if kept is not None:
         return kept, "as before the run was interrupted"
-    names = _candidates(workload, engine, compile)
+    names = candidates(workload, engine, compile)
     if len(names) == 1:
         return CANDIDATES[names[0]](workload), "as asked"
     if client_steps < MEASURE_FROM or lanes == 1:
         name = _rule(workload, names, lanes)
         return CANDIDATES[name](workload), f"by rule: {client_steps:.0f} client-steps are too few to measure"
-    return _Measurements(workload, lanes).best(names, client_steps)
+    return Measurements(workload, lanes).best(names, client_steps)
 
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """What a run that goes on must share with its beginning to get the same numbers, bit for bit."""
+    """What a resumed run must share with its beginning to give bit-identical results.
+
+    Attributes:
+        name: the engine's name.
+        compiled: whether steps were compiled.
+        width: the most lanes in one wave; None without a limit, and for serial, which has no lanes.
+        threads: how many threads torch used.
+        device: the type of the device.
+        torch: the version of torch.
+    """
 
     name: str
     compiled: bool
@@ -92,14 +120,14 @@ class EngineRecord:
 
     @classmethod
     def of(cls, engine: Engine, workload: Workload) -> EngineRecord:
-        """Describe an engine in use."""
-        compiled, width = getattr(engine, "compiled", False), getattr(engine, "width", None)
+        """Return the record of an engine in use."""
+        width = None if isinstance(engine, SerialEngine) else engine.width
         device = workload.model.device.type
-        return cls(engine.name, compiled, width, torch.get_num_threads(), device, str(torch.__version__))
+        return cls(engine.name, engine.compiled, width, torch.get_num_threads(), device, str(torch.__version__))
 
     @classmethod
     def read(cls, table: Any) -> EngineRecord | None:
-        """Read a description from a checkpoint; None where there is none that makes sense.
+        """Read a record from a checkpoint, or None if the table is invalid.
 
         Examples:
             >>> EngineRecord.read({"name": "lanes"}) is None
@@ -114,21 +142,23 @@ class EngineRecord:
         return cls(**table) if sound else None
 
     def engine(self, workload: Workload, asked: str, compile: bool | Literal["auto"]) -> Engine | None:
-        """Make this engine again; None where something else is asked for, or the device is another one."""
+        """Return a new engine of this record, or None if another engine or device was requested."""
         fits = asked in ("auto", self.name) and compile in ("auto", self.compiled)
         if not fits or self.name not in ("serial", "lanes") or self.device != workload.model.device.type:
-            log.warning("the run goes on with another engine: not bit for bit what it would have been in one go")
+            log.warning("the run resumes with another engine: results are not bit-identical")
             return None
         if self.torch != torch.__version__:
-            log.warning("the run goes on with torch %s after %s: other rounding", torch.__version__, self.torch)
+            log.warning(
+                "the run resumes with torch %s, not %s: rounding may differ", torch.__version__, self.torch
+            )
         if self.name == "serial":
             return SerialEngine(workload)
         return LanesEngine(workload, width=self.width, compiled=self.compiled)
 
 
-def _candidates(workload: Workload, engine: str, compile: bool | Literal["auto"]) -> list[str]:
-    """Return the names of what may run, given what was asked for."""
-    on_gpu = workload.model.device.type == "cuda"  # steps are recorded there, not compiled
+def candidates(workload: Workload, engine: str, compile: bool | Literal["auto"]) -> list[str]:
+    """Return the names of the candidates that fit the request."""
+    on_gpu = workload.model.device.type == "cuda"  # there, steps are recorded instead of compiled
     if engine == "serial":
         if compile is True:
             raise InputError("compile", compile, 'engine "lanes" or "auto": serial is for reading and debugging')
@@ -141,10 +171,9 @@ def _candidates(workload: Workload, engine: str, compile: bool | Literal["auto"]
 
 
 def _rule(workload: Workload, names: list[str], lanes: int) -> str:
-    """Return the candidate for short runs: lanes on a GPU, and on a CPU for small models; it never varies.
+    """Return the candidate for short runs, without a measurement: lanes on a GPU, and on a CPU for small models.
 
-    Only clients of one batch size can share a batch; with fewer than four of them at a time there is too little to
-    share.
+    Only clients of one batch size can share a batch, and lanes pay from four clients at a time.
     """
     kinds = len(np.unique(workload.batch_sizes(np.arange(workload.federation.num_clients))))
     together = (workload.model.device.type == "cuda" or workload.small) and lanes >= 4 * kinds
@@ -152,8 +181,14 @@ def _rule(workload: Workload, names: list[str], lanes: int) -> str:
     return next(name for name in order if name in names)
 
 
-class _Measurements:
-    """Microseconds per client-step, and seconds of preparation, of each candidate that was measured here."""
+class Measurements:
+    """Times of the candidates for one workload on this machine, kept on disk.
+
+    Attributes:
+        rows: for each measured candidate the microseconds per client-step, `us`, and the seconds of preparation,
+            `start_s`.
+        engines: the candidates that were built in this process.
+    """
 
     def __init__(self, workload: Workload, lanes: int) -> None:
         self.workload = workload
@@ -161,16 +196,14 @@ class _Measurements:
         self.clients = np.arange(lanes) % workload.federation.num_clients
         self.about = self._about()
         key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:20]
-        folder = _folder()
+        folder = measurements_folder()
         self.path = None if folder is None else folder / f"{key}.json"
-        self.found: dict[str, dict[str, float]] = {}
+        self.rows: dict[str, dict[str, float]] = {}
         if self.path is not None:
-            self.found = (_read(self.path) or {}).get("candidates", {})
+            self.rows = (read_measurement(self.path) or {}).get("candidates", {})
         self.engines: dict[str, Engine] = {}
 
     def _about(self) -> dict[str, Any]:
-        from fedagrac import __version__
-
         w = self.workload
         device = w.model.device
         shapes = [tuple(p.shape) for p in w.model.parameters]
@@ -190,10 +223,10 @@ class _Measurements:
         }
 
     def best(self, names: list[str], client_steps: float) -> tuple[Engine, str]:
-        """Return the engine with which the whole run, preparation included, is estimated to end first."""
+        """Return the engine with the shortest estimate for the whole run, preparation included, and the reason."""
 
         def seconds(name: str) -> float:
-            row = self.found[name]
+            row = self.rows[name]
             return row["start_s"] + row["us"] * client_steps / 1e6
 
         plain = [name for name in names if "compiled" not in name]
@@ -202,50 +235,50 @@ class _Measurements:
         if not plain or min(map(seconds, plain)) > COMPILE_FROM:
             for name in names:
                 self._measure(name)
-        known = [name for name in names if name in self.found]
+        known = [name for name in names if name in self.rows]
         if not known:
             return CANDIDATES["lanes"](self.workload), "steps cannot be compiled here"
         name = min(known, key=seconds)
-        compared = ", ".join(f"{n} {self.found[n]['us']:.3g} us" for n in sorted(known, key=seconds))
+        compared = ", ".join(f"{n} {self.rows[n]['us']:.3g} us" for n in sorted(known, key=seconds))
         log.info("engine: %s (per client-step: %s)", name, compared)
         return self.engines.get(name) or CANDIDATES[name](self.workload), f"by measurement: {compared}"
 
     def _measure(self, name: str) -> None:
-        """Time a candidate, unless that was done before."""
-        if name in self.found:
+        """Time a candidate that was not timed before."""
+        if name in self.rows:
             return
-        reference = self.found.get("serial", {}).get("us", 0.0) / 1e6
+        reference = self.rows.get("serial", {}).get("us", 0.0) / 1e6
         m, steps = self.lanes, 5
         if name in ("serial", "compiled client"):
             m = min(2, self.lanes)
         elif 4 * reference > SECONDS:
-            return  # a step takes so long that there is nothing to be saved by sharing it
+            return  # steps are so long that sharing them saves nothing
         elif reference:
             m = max(4, min(m, int(SECONDS / reference)))
         if reference * m * steps > 2 * SECONDS:
             steps = 1
         begun = time.perf_counter()
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a candidate that falls back to another one is none
+            warnings.simplefilter("error")  # a candidate that falls back to another one does not count
             try:
                 engine = CANDIDATES[name](self.workload)
-                self._run(engine, m, steps)
+                self.seconds(engine, m, steps)
                 started = time.perf_counter() - begun
-                times = [self._run(engine, m, steps)]
+                times = [self.seconds(engine, m, steps)]
                 while len(times) < 3 and sum(times) < SECONDS:
-                    times.append(self._run(engine, m, steps))
+                    times.append(self.seconds(engine, m, steps))
             except UserWarning as reason:
-                log.info("engine: %s is out of the question: %s", name, reason)
+                log.info("engine: %s cannot run here: %s", name, reason)
                 return
         prepares = "compiled" in name
-        self.found[name] = {"us": min(times) / (steps * m) * 1e6, "start_s": started if prepares else 0.0}
+        self.rows[name] = {"us": min(times) / (steps * m) * 1e6, "start_s": started if prepares else 0.0}
         self.engines[name] = engine
         if self.path is not None:
             make_folder(self.path.parent)
-            write_atomically(self.path, json.dumps({**self.about, "candidates": self.found}, indent=1).encode())
+            write_atomically(self.path, json.dumps({**self.about, "candidates": self.rows}, indent=1).encode())
 
-    def _run(self, engine: Engine, m: int, steps: int) -> float:
-        """Return the seconds of a few steps of some clients, with a correction as calibrated algorithms have."""
+    def seconds(self, engine: Engine, m: int, steps: int) -> float:
+        """Return the seconds of some steps of m clients, with a correction as in calibrated algorithms."""
         x = self.workload.model.initial()
         clients = self.clients[:m]
         plan = Plan.of(steps=np.full(len(clients), steps), lr=0.0, correction=x.new_zeros((len(clients), len(x))))
@@ -255,19 +288,22 @@ class _Measurements:
 
 
 def measured_choices() -> list[dict[str, Any]]:
-    """Return what was measured on this machine so far: a description and the candidates' times, each."""
-    folder = _folder()
-    found = [_read(path) for path in sorted(folder.glob("*.json"))] if folder is not None else []
-    return [one for one in found if one is not None]
+    """Return all measurements on this machine: each describes a workload and has the candidates' times."""
+    folder = measurements_folder()
+    if folder is None:
+        return []
+    measurements = [read_measurement(path) for path in sorted(folder.glob("*.json"))]
+    return [measurement for measurement in measurements if measurement is not None]
 
 
-def _folder() -> Path | None:
+def measurements_folder() -> Path | None:
+    """Return the folder of the measurements, or None without a cache folder."""
     cache = cache_folder()
     return None if cache is None else cache / "engines"
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return a measurement; None for what is not one."""
+def read_measurement(path: Path) -> dict[str, Any] | None:
+    """Read a measurement, or None if the file is invalid."""
     try:
         table = parse_json(path.read_bytes())
         for name, row in table["candidates"].items():
@@ -280,7 +316,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def processor() -> str:
-    """Return what the CPU calls itself."""
+    """Return the name of the CPU."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))

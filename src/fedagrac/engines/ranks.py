@@ -1,10 +1,9 @@
-"""Many processes, one simulation: every process runs a fixed share of the clients.
+"""Ranks: several processes that run one simulation together.
 
-Each process, a rank, holds the state of its own clients and runs them with its own engine; all draw the same
-cohorts and the same step counts, and the sums over clients that algorithms ask for are added up over all ranks. So
-algorithms know nothing of processes, and the numbers are those of one process, apart from rounding.
-
-Start with `torchrun --nproc-per-node N -m fedagrac run ...` or `mpirun -n N ...`.
+Each rank holds the state of a fixed share of the clients and runs them with its own engine. All ranks draw the
+same cohorts and step counts, and sums over clients are added up over all ranks. Algorithms know nothing of
+processes, and results equal those of one process, apart from rounding. A launcher such as torchrun or mpirun
+starts the processes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["ALONE", "LostRankError", "Ranks", "balanced_shares", "current_ranks"
 
 T = TypeVar("T")
 
-LAUNCHERS = (  # how many processes, which one, which one on its host: torchrun, Open MPI, MPICH, Slurm
+LAUNCHERS = (  # size, rank and rank on the host, as torchrun, Open MPI, MPICH and Slurm name them
     ("WORLD_SIZE", "RANK", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
@@ -40,11 +39,11 @@ LAUNCHERS = (  # how many processes, which one, which one on its host: torchrun,
 
 
 class LostRankError(FedagracError):
-    """Another process of the run is gone."""
+    """Another process of the run has ended unexpectedly."""
 
 
 def balanced_shares(steps: npt.NDArray[np.int64], ranks: int) -> npt.NDArray[np.int64]:
-    """Return which rank runs each client, [M]: the longest first, each to the rank with the least work so far.
+    """Return the rank of each client, [M]: longest first, each client goes to the rank with the least work so far.
 
     Examples:
         >>> balanced_shares(np.array([9, 1, 1, 1, 5, 1]), 2).tolist()
@@ -61,12 +60,12 @@ def balanced_shares(steps: npt.NDArray[np.int64], ranks: int) -> npt.NDArray[np.
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """The processes of a simulation, seen from one of them.
+    """The processes of a simulation, as one of them sees them.
 
     Attributes:
-        rank: which one this is; rank 0 evaluates, writes and shows progress.
-        size: how many there are.
-        owner: which rank runs each client, [M]; None while it is alone.
+        rank: the number of this process; rank 0 evaluates, writes and shows progress.
+        size: the number of processes.
+        owner: the rank that runs each client, [M]; None if one process runs all.
     """
 
     rank: int = 0
@@ -74,15 +73,15 @@ class Ranks:
     owner: npt.NDArray[np.int64] | None = field(default=None)
 
     def share(self, steps: npt.NDArray[np.int64]) -> Ranks:
-        """Return the same ranks with the clients shared out by how many steps they are expected to run."""
+        """Return these ranks with the clients shared out by their expected steps."""
         return self if self.size == 1 else replace(self, owner=balanced_shares(steps, self.size))
 
     def own(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Say which of some clients this rank runs, [m]."""
+        """Return which of some clients this rank runs, [m]."""
         return np.ones(len(clients), np.bool_) if self.owner is None else self.owner[clients] == self.rank
 
     def total(self, tensor: Tensor) -> Tensor:
-        """Return the sum of what all ranks give."""
+        """Return the sum of the ranks' tensors, on all ranks."""
         if self.size == 1:
             return tensor
         tensor = tensor.contiguous()
@@ -93,7 +92,7 @@ class Ranks:
         return tensor
 
     def agree(self, value: T) -> T:
-        """Return what rank 0 gives, on all ranks; anything that JSON can hold."""
+        """Return rank 0's value on all ranks; JSON must be able to hold it."""
         if self.size == 1:
             return value
         text = json.dumps(value).encode() if self.rank == 0 else b""
@@ -108,7 +107,7 @@ class Ranks:
         return agreed
 
     def first_given(self, number: int | None) -> int | None:
-        """Return a number above 0 that any rank gives, on all ranks: that of the lowest such rank, or None."""
+        """Return, on all ranks, the positive number of the lowest rank that gives one, or None."""
         if self.size == 1:
             return number
         given = torch.zeros(self.size, dtype=torch.int64)
@@ -116,30 +115,30 @@ class Ranks:
         return next((n for n in self.total(given).tolist() if n), None)
 
     def wait(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have reached this point."""
         self.total(torch.zeros(1))
 
     def _lost(self, error: RuntimeError) -> LostRankError:
         reason = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().splitlines()[0]).split(". ")[0]
         return LostRankError(
             f"another process of this run is gone, so process {self.rank} of {self.size} stops too ({reason}); "
-            "start it again with --resume"
+            "start the run again to resume from its last checkpoint"
         )
 
 
 ALONE = Ranks()
-"""One process."""
+"""The ranks of a single process."""
 
 
 def current_ranks() -> Ranks:
-    """Return the ranks of this process: alone, unless torch.distributed was started."""
+    """Return the ranks of this process; `ALONE` unless torch.distributed was started."""
     if distributed.is_available() and distributed.is_initialized():
         return Ranks(distributed.get_rank(), distributed.get_world_size())
     return ALONE
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int, int] | None:
-    """Return how many processes a launcher started, which one this is, and which one on its host; None for one.
+    """Return (size, rank, rank on the host) as a launcher set them, or None for a single process.
 
     Examples:
         >>> launched({"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"})
@@ -151,21 +150,21 @@ def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int, int
     """
     for size, rank, local in LAUNCHERS:
         if size in environment and rank in environment:
-            found = int(environment[size]), int(environment[rank]), int(environment.get(local, 0))
-            return found if found[0] > 1 else None
+            numbers = int(environment[size]), int(environment[rank]), int(environment.get(local, 0))
+            return numbers if numbers[0] > 1 else None
     return None
 
 
 def start_ranks() -> Ranks:
-    """Join the processes that torchrun or mpirun started with this one; alone where there are none.
+    """Join the processes that a launcher started with this one and return the ranks; `ALONE` without a launcher.
 
-    On a GPU machine every process takes the GPU of its number on the host.
+    With GPUs, every process takes the one with its number on the host.
     """
-    found = launched()
-    if found is None or not distributed.is_available():
+    numbers = launched()
+    if numbers is None or not distributed.is_available():
         return ALONE
     if not distributed.is_initialized():
-        size, rank, local = found
+        size, rank, local = numbers
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
         backend = "gloo"
@@ -177,6 +176,6 @@ def start_ranks() -> Ranks:
 
 
 def leave_ranks() -> None:
-    """Take leave of the others, at the end of the program."""
+    """Leave the other processes at the end of the program."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()

@@ -1,6 +1,6 @@
-"""The serial engine: one client after another, one step after another. The readable truth.
+"""The serial engine: one client after another, one step after another.
 
-Every other engine must give these numbers. Debug with this one.
+It is the reference: every other engine must give its numbers. Use it to read and to debug.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from fedagrac.core.local import Plan, Result
 from fedagrac.core.streams import Purpose, torch_seed
-from fedagrac.engines.workload import starts_of
+from fedagrac.engines.base import starts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,19 +27,21 @@ if TYPE_CHECKING:
 __all__ = ["SerialEngine", "seed_dropout", "training"]
 
 FULL_GRADIENT_CHUNK = 4096
-"""Samples per piece of a full local gradient; clients that hold fewer are computed in one piece."""
+"""Samples per piece of a full local gradient."""
 
 
 class SerialEngine:
     """Runs the local rule of one client at a time."""
 
     name = "serial"
+    width: int | None = 1
+    compiled = False
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
 
     def run(self, plan: Plan, x: Tensor, clients: npt.NDArray[np.int64], round: int) -> Result:
-        """Run the local rule of every client from x, as the plan says."""
+        """Run the local rule of every client from x and return what they reply."""
         return self.run_until(plan, x, clients, round, over=None)[0]
 
     def run_until(
@@ -50,9 +52,10 @@ class SerialEngine:
         round: int,
         over: Callable[[int], bool] | None,
     ) -> tuple[Result, npt.NDArray[np.int64]]:
-        """Run the local rules until over(steps done) says so; return also how many steps each client did.
+        """Run the local rules; return the replies and how many steps each client made.
 
-        Every client does at least one step and at most those of the plan. Without `over` it does all of them.
+        A client stops as soon as over(steps made) is true. It makes at least one step and at most those of the
+        plan. Without `over` it makes all of them.
         """
         w = self.workload
         models = starts_of(x, torch.arange(len(clients), device=x.device)).clone()
@@ -93,7 +96,7 @@ class SerialEngine:
     def _batches(
         self, client: int, steps: int, round: int, piecewise: bool
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield a client's batches; piecewise where nobody knows how many of them will be used."""
+        """Yield a client's batches; draw them piecewise if it is unknown how many the client will use."""
         w, drawn = self.workload, 0
         while drawn < steps:
             ahead = min(steps, max(64, 2 * drawn)) if piecewise else steps
@@ -103,7 +106,7 @@ class SerialEngine:
     def gradients(
         self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
     ) -> Tensor:
-        """Return every client's gradient at x over all its data, or over its first batch of the round."""
+        """Return every client's gradient at x, [m, d], over all its data or over its first batch of the round."""
         w = self.workload
         rows = torch.zeros((len(clients), len(x)), dtype=x.dtype, device=x.device)
         w.model.bind(x)
@@ -121,12 +124,12 @@ class SerialEngine:
         return rows
 
     def row_gradient(self, X: Tensor, samples: Tensor, shifts: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return loss [1] and gradient [1, d] at the first row of X, to which the module is bound."""
+        """Return the loss, [1], and the gradient, [1, d], at the first row of X, to which the module is bound."""
         loss, g = self._gradient(X[0], *self.workload.load(samples, shifts))
         return loss[None], g[None]
 
     def _gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return loss and gradient at x, to which the module is bound, over a batch."""
+        """Return loss and gradient over a batch at x, to which the module is bound."""
         w = self.workload
         with torch.enable_grad():
             loss = w.loss(w.model.module(inputs), targets)
@@ -138,7 +141,7 @@ class SerialEngine:
 
 @contextlib.contextmanager
 def training(workload: Workload) -> Iterator[None]:
-    """Dropout on, no graph outside the gradient, and the caller's random state untouched."""
+    """Put the module into training mode, without autograd; restore the caller's random state at the end."""
     device = workload.model.device
     workload.model.module.train()
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
@@ -146,8 +149,8 @@ def training(workload: Workload) -> Iterator[None]:
 
 
 def seed_dropout(workload: Workload, round: int, place: int) -> None:
-    """Name the dropout masks that follow by the round and by the place: the client, or the wave of lanes."""
-    # not torch.manual_seed: without a GPU it queues a call, with its stack trace, for every device kind
+    """Seed the dropout masks that follow by the round and by the place: a client, or a wave of lanes."""
+    # torch.manual_seed would queue a call, with its stack trace, for every kind of device without a GPU
     seed = torch_seed(workload.seed, Purpose.DROPOUT, round, place)
     torch.default_generator.manual_seed(seed)
     device = workload.model.device

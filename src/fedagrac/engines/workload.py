@@ -1,76 +1,48 @@
-"""What an engine is given, and what it must do. Algorithm names may not enter here."""
+"""The problem that an engine works on: a model, a loss, data, and how batches are drawn.
+
+Algorithm names may not enter here.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedagrac.data.batches import Sampling, batch_positions
-from fedagrac.data.images import crop_and_flip, draw_shifts
+from fedagrac.data.pictures import crop_and_flip, draw_shifts
 from fedagrac.errors import InputError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from fedagrac.core.local import Plan, Result
     from fedagrac.data.federation import Federation
     from fedagrac.models.vector import VectorModel
 
-__all__ = ["Batches", "Engine", "Loss", "Workload", "starts_of"]
+__all__ = ["SMALL", "Batches", "Loss", "Workload"]
 
 Loss = Callable[["Tensor", "Tensor"], "Tensor"]
 """(output, target) -> scalar mean over the samples."""
 
-
 SMALL = 100_000
-"""Parameters up to which a model without convolutions counts as small."""
-
-
-class Engine(Protocol):
-    """How a cohort's local rules are executed."""
-
-    name: str
-
-    def run(self, plan: Plan, x: Tensor, clients: npt.NDArray[np.int64], round: int) -> Result:
-        """Run the local rule of every client from x, as the plan says.
-
-        x is one start for all, [d], or one for each row, [m, d]: lanes may belong to several runs.
-        """
-
-    def gradients(
-        self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
-    ) -> Tensor:
-        """Return every client's gradient at x over all its data, or over its first batch of the round."""
-
-
-def starts_of(x: Tensor, rows: Tensor) -> Tensor:
-    """Return where some rows start, [m, d], of one start for all [d] or one for each row.
-
-    Examples:
-        >>> starts_of(torch.tensor([1.0, 2.0]), torch.tensor([0, 3])).tolist()
-        [[1.0, 2.0], [1.0, 2.0]]
-        >>> starts_of(torch.eye(2), torch.tensor([1])).tolist()
-        [[0.0, 1.0]]
-    """
-    return x.expand(len(rows), -1) if x.ndim == 1 else x[rows]
+"""The most parameters of a small model; models with convolutions are never small."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """What a client uses in its steps: sample numbers [steps, batch], and shifts [steps, batch, 3] or None."""
+    """A client's batches: sample numbers [steps, batch], and shifts of pictures [steps, batch, 3] or None."""
 
     samples: npt.NDArray[np.int64]
     shifts: npt.NDArray[np.int64] | None
 
     def on(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield the steps' samples and shifts on a device."""
+        """Yield samples and shifts of every step, on a device."""
         samples = torch.from_numpy(self.samples).to(device)
         if self.shifts is None:
             yield from zip(samples, itertools.repeat(None), strict=False)
@@ -80,15 +52,19 @@ class Batches:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """The problem as an engine sees it: a model, a loss, data on the device, and how batches are drawn.
+    """A model, a loss, data on the device, and how batches are drawn.
 
     Attributes:
         model: the module as a function of x.
         loss: a scalar mean over the samples of a batch.
-        inputs, targets: the pooled training samples, resident on the device; pictures as bytes.
+        inputs, targets: the pooled training samples, on the device; pictures as bytes.
+        test: the test inputs and targets, on the device, or None.
+        batch_size: samples per step; None for all samples of a client.
+        sampling: how batches are drawn.
         weight_decay: adds weight_decay * x to every gradient.
-        numbers: under which number each client draws its batches, [M]; None for its own. A machine that holds one
-            client's data alone calls it client 0, yet draws what that client draws in a simulation of all.
+        seed: names the random streams.
+        numbers: the number that names each client's streams, [M]; None for the client's own number. A machine that
+            holds the data of one client alone calls it client 0, but must draw that client's batches.
     """
 
     model: VectorModel
@@ -115,7 +91,7 @@ class Workload:
         seed: int,
         numbers: npt.NDArray[np.int64] | None = None,
     ) -> Workload:
-        """Put the data on the device and try the model and the loss on two samples."""
+        """Put the data on the device, try the model and the loss on two samples, and return the workload."""
         embeds = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.module.modules())
 
         def place(tensor: Tensor, label: bool) -> Tensor:
@@ -141,27 +117,31 @@ class Workload:
         return workload
 
     def batch_sizes(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return how many samples each client uses in a step, [m]."""
-        own = self.federation.sizes[clients]
+        """Return the samples per step of each client, [m]."""
+        sizes = self.federation.sizes[clients]
         if self.batch_size is None:
-            return own
-        return (
-            np.minimum(own, self.batch_size) if self.sampling == "shuffle" else np.full_like(own, self.batch_size)
-        )
+            return sizes
+        if self.sampling == "shuffle":
+            return np.minimum(sizes, self.batch_size)
+        return np.full_like(sizes, self.batch_size)
 
     def number_of(self, client: int) -> int:
         """Return the number that names the client's random streams."""
         return int(client if self.numbers is None else self.numbers[client])
 
     def draw(self, client: int, steps: int, round: int) -> Batches:
-        """Return which samples the client uses in each step of the round, and how its pictures are shifted."""
-        own, number = self.federation.samples_of(client), self.number_of(client)
-        positions = batch_positions(len(own), steps, self.batch_size, self.sampling, self.seed, round, number)
+        """Return the client's samples in each step of the round, and the shifts of its pictures."""
+        samples, number = self.federation.samples_of(client), self.number_of(client)
+        positions = batch_positions(len(samples), steps, self.batch_size, self.sampling, self.seed, round, number)
         images = self.federation.images
         if images is None or not images.padding:
-            return Batches(own[positions], None)
+            return Batches(samples[positions], None)
         batch = positions.shape[1]
-        return Batches(own[positions], draw_shifts(steps, batch, images.padding, self.seed, round, number))
+        return Batches(samples[positions], draw_shifts(steps, batch, images.padding, self.seed, round, number))
+
+    def on_device(self, numbers: npt.NDArray[np.int64]) -> Tensor:
+        """Return an array of integers as a tensor on the device."""
+        return torch.from_numpy(numbers).to(self.model.device)
 
     @property
     def pool(self) -> tuple[Tensor, Tensor]:
@@ -173,7 +153,7 @@ class Workload:
     ) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of some training samples, ready for the module.
 
-        A traced step names the pool itself, so that it becomes an argument of the trace.
+        A traced step passes the pool, so that it becomes an argument of the trace.
         """
         all_inputs, targets = pool or self.pool
         inputs = all_inputs[samples]
@@ -183,20 +163,20 @@ class Workload:
         return self.prepare(inputs), targets[samples]
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Return inputs as the module wants them: stored pictures become normalised numbers."""
+        """Return inputs for the module; stored pictures become normalised numbers."""
         images = self.federation.images
         return inputs if images is None or inputs.dtype != torch.uint8 else images(inputs, self.model.dtype)
 
     @property
     def small(self) -> bool:
-        """Whether a step is so small that calling its operations costs more than they do."""
+        """Whether calling the operations of a step costs more than the operations themselves."""
         convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self.model.module.modules())
         return self.model.size <= SMALL and not convolves
 
     def step_flops(self) -> float:
-        """Return the floating-point operations of one local step (forward and backward), as torch counts them.
+        """Return the floating-point operations of one local step, forward and backward.
 
-        Multiplications and additions of matrix products and convolutions; everything else is neglected.
+        Torch counts the multiplications and additions of matrix products and convolutions only.
         """
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -207,7 +187,7 @@ class Workload:
         return float(counter.get_total_flops())
 
     def _try(self, default_loss: bool) -> None:
-        """Run two samples through model and loss, so that what does not fit is said before any work starts."""
+        """Run two samples through model and loss; refuse what does not fit before any work starts."""
         inputs, targets = self.load(torch.arange(min(2, len(self.inputs)), device=self.model.device))
         try:
             with torch.random.fork_rng(), torch.no_grad():
@@ -235,6 +215,7 @@ class Workload:
             raise InputError("loss", shape, "a scalar, the mean over the batch (reduction='mean')")
 
     def _check_labels(self, output: Tensor) -> None:
+        """Refuse targets that cross-entropy cannot compare with the output."""
         if self.targets.is_floating_point():
             if output.shape[1:] == self.targets.shape[1:]:
                 return  # class probabilities
@@ -242,7 +223,7 @@ class Workload:
                 "loss",
                 None,
                 "a loss for floating-point targets, such as torch.nn.functional.mse_loss "
-                "(without one, cross-entropy on integer class labels is meant)",
+                "(the default is cross-entropy on integer class labels)",
             )
         if output.ndim < 2:
             raise InputError("model output", tuple(output.shape), "one column per class for cross-entropy")

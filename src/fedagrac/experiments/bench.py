@@ -1,11 +1,12 @@
-"""Time per client-step of every engine beside an ordinary PyTorch loop, in one run.
+"""Benchmarks: the time per client-step of every engine beside that of an ordinary PyTorch loop.
 
     fedagrac bench
-    python -m fedagrac.experiments.bench --device cuda --precision tf32  # where only torch and numpy are installed
+    python -m fedagrac.experiments.bench --device cuda --precision tf32  # needs only torch and numpy
 
-Data are random with the shape, type and size of the real ones (time does not depend on what the pictures show);
-gathering, augmentation, dropout, calibration and aggregation are all in. The plain loop, a module and an SGD
-optimiser per client, is timed before and after each engine, so that a machine whose speed drifts is seen.
+Data are random, with the shape, type and size of the real ones. Times include gathering, augmentation, dropout,
+calibration and aggregation. The plain loop, with a module and an SGD optimiser per client, is timed before and
+after each engine, which shows a drift of the machine's speed. On a CPU the process keeps the memory it frees,
+for the engines and for the loop.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from fedagrac import models
 from fedagrac.algorithms import FedaGrac, FedAvg
 from fedagrac.callbacks import Callback
 from fedagrac.data.federation import Federation
-from fedagrac.data.images import Images
 from fedagrac.data.partitions import IID
+from fedagrac.data.pictures import Images
+from fedagrac.engines import keep_freed_memory
 from fedagrac.engines.choice import CANDIDATES, processor
 from fedagrac.files import opener
 from fedagrac.heterogeneity import Constant, Extreme, Gaussian, StepSchedule
@@ -35,10 +37,10 @@ from fedagrac.rounds.api import simulate
 
 if TYPE_CHECKING:
     from fedagrac.algorithms import Algorithm
-    from fedagrac.rounds.api import Run
-    from fedagrac.rounds.record import Record
+    from fedagrac.rounds.loop import Run
+    from fedagrac.rounds.record import RoundRecord
 
-__all__ = ["SWEEPS", "WORKLOADS", "Workload", "compare", "engines_for", "sweep"]
+__all__ = ["CASES", "SWEEPS", "Case", "compare", "engines_for", "sweep"]
 
 Precision = Literal["float32", "tf32"]
 
@@ -60,14 +62,23 @@ def pfl_cnn() -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What is timed.
+class Case:
+    """One problem whose steps are timed.
 
     Attributes:
-        model: makes the module.
-        shape, classes, images: of a sample; images None for plain numbers.
-        clients, cohort, samples: how many there are, how many take part in a round, and how much data each holds.
-        large: on a CPU only a few steps of a few clients are timed.
+        about: a description for tables.
+        model: a function that makes the module.
+        shape: the shape of a sample.
+        classes: the number of classes.
+        images: how bytes become inputs; None for samples that are not pictures.
+        clients: the number of clients.
+        samples: the samples of each client.
+        batch: the samples of a step.
+        steps: K_i.
+        cohort: the clients that take part in a round; None for all.
+        algorithm: a function that makes the algorithm, given lr.
+        lr: the step size.
+        large: whether only a few steps of a few clients are timed on a CPU.
     """
 
     about: str
@@ -85,7 +96,7 @@ class Workload:
     large: bool = False
 
     def federation(self) -> Federation:
-        """Return clients with random data."""
+        """Return a federation with random data."""
         rng = np.random.default_rng(0)
         size = (self.clients * self.samples, *self.shape)
         X = rng.integers(0, 256, size, dtype=np.uint8) if self.images else rng.random(size, np.float32)
@@ -95,7 +106,7 @@ class Workload:
         return Federation(*pool, shares, (pool[0][:100], y[:100]), None, "random", (), self.images)
 
     def client_steps(self) -> int:
-        """Return the local steps of one round, on average where the cohort varies."""
+        """Return the local steps of one round, on average if the cohort varies."""
         K = self.steps.counts(0, self.clients, 0)
         return round(float(K.mean()) * (self.cohort or self.clients))
 
@@ -104,59 +115,59 @@ def _logistic() -> nn.Module:
     return models.build("logistic", features=123, classes=2)
 
 
-WORKLOADS = {
-    "lr-a9a": Workload("LR, a9a, 100 x K = 50", _logistic, (123,), 2, None, 100, 300, 20, Constant(50)),
-    "lr-a9a-paper": Workload(
+CASES = {
+    "lr-a9a": Case("LR, a9a, 100 x K = 50", _logistic, (123,), 2, None, 100, 300, 20, Constant(50)),
+    "lr-a9a-paper": Case(
         "LR, a9a, 20 x N(500, 10000)", _logistic, (123,), 2, None, 20, 1600, 20, Gaussian(500, 10_000), lr=0.005
     ),
-    "cnn": Workload(
+    "cnn": Case(
         "2-layer CNN, Fashion-MNIST", lambda: models.build("cnn"), (1, 28, 28), 10, GREY, 20, 500, 25, Constant(50)
     ),
-    "pfl": Workload(
+    "pfl": Case(
         "pfl-research CNN, CIFAR-10", pfl_cnn, (3, 32, 32), 10, Images(CIFAR.mean, CIFAR.std), 1000, 50, 10,
         Constant(5), cohort=50, algorithm=FedAvg, lr=0.1,
     ),
-    "alexnet": Workload(
+    "alexnet": Case(
         "AlexNet, CIFAR-10", lambda: models.build("alexnet"), (3, 32, 32), 10, CIFAR, 20, 500, 25, Constant(100),
         large=True,
     ),
-    "alexnet-unequal": Workload(
+    "alexnet-unequal": Case(
         "AlexNet, K ~ N(500, 10000)", lambda: models.build("alexnet"), (3, 32, 32), 10, CIFAR, 20, 500, 25,
         Gaussian(500, 10_000), large=True,
     ),
-    "alexnet-equal": Workload(
+    "alexnet-equal": Case(
         "AlexNet, K = 500", lambda: models.build("alexnet"), (3, 32, 32), 10, CIFAR, 20, 500, 25, Constant(500),
         large=True,
     ),
-    "vgg19": Workload(
+    "vgg19": Case(
         "VGG-19, CIFAR-10", lambda: models.build("vgg19"), (3, 32, 32), 10, CIFAR, 20, 500, 25, Constant(20),
         large=True,
     ),
 }  # fmt: skip
-"""The workloads by name."""
+"""All cases by name."""
 
 
 def engines_for(device: str) -> list[str]:
-    """Return what is compared on a device by default."""
+    """Return the candidates that are compared on a device by default."""
     return ["serial", "lanes"] if device.startswith("cuda") else list(CANDIDATES)
 
 
-def plain_loop(w: Workload, device: str, budget: float = 0.5) -> float:
-    """Return microseconds per step of an ordinary loop: per client a copy of the module and an optimiser."""
-    fed = w.federation() if w.clients <= 100 else replace(w, clients=20).federation()
+def plain_loop(case: Case, device: str, budget: float = 0.5) -> float:
+    """Return microseconds per step of an ordinary loop with a copy of the module and an optimiser per client."""
+    fed = case.federation() if case.clients <= 100 else replace(case, clients=20).federation()
     X, y = fed.inputs.to(device), fed.targets.to(device)
-    model = w.model().to(device).train()
-    per_client = int(min(50, max(1, w.steps.counts(0, w.clients, 0).mean())))
+    model = case.model().to(device).train()
+    per_client = int(min(50, max(1, case.steps.counts(0, case.clients, 0).mean())))
     done, begun = 0, 0.0
     for i in range(1000):
-        own = torch.from_numpy(fed.samples_of(i % fed.num_clients)).to(device)
+        samples = torch.from_numpy(fed.samples_of(i % fed.num_clients)).to(device)
         local = copy.deepcopy(model)
-        optimiser = torch.optim.SGD(local.parameters(), lr=w.lr)
+        optimiser = torch.optim.SGD(local.parameters(), lr=case.lr)
         for _ in range(per_client):
-            some = own[torch.randint(len(own), (w.batch,), device=device)]
-            inputs = X[some] if fed.images is None else fed.images(X[some], torch.float32)
+            batch = samples[torch.randint(len(samples), (case.batch,), device=device)]
+            inputs = X[batch] if fed.images is None else fed.images(X[batch], torch.float32)
             optimiser.zero_grad()
-            nn.functional.cross_entropy(local(inputs), y[some]).backward()  # type: ignore[no-untyped-call]
+            nn.functional.cross_entropy(local(inputs), y[batch]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         _wait(device)
         if i == 0:  # the first client warms up
@@ -168,12 +179,12 @@ def plain_loop(w: Workload, device: str, budget: float = 0.5) -> float:
     return (time.perf_counter() - begun) / done * 1e6
 
 
-def engine_times(w: Workload, name: str, device: str, precision: Precision, budget: float) -> dict[str, Any]:
-    """Return microseconds per client-step of a whole round (the median), and seconds of the first round."""
-    fed, ends = w.federation(), []
+def engine_times(case: Case, name: str, device: str, precision: Precision, budget: float) -> dict[str, Any]:
+    """Return microseconds per client-step of the median and the best round, and the seconds of the first round."""
+    fed, ends = case.federation(), []
 
     class Budget(Callback):
-        def on_round(self, run: Run, record: Record) -> None:
+        def on_round(self, run: Run, record: RoundRecord) -> None:
             _wait(device)
             ends.append(time.perf_counter())
             if len(ends) >= 4 and ends[-1] - begun > budget:
@@ -182,14 +193,14 @@ def engine_times(w: Workload, name: str, device: str, precision: Precision, budg
     begun = time.perf_counter()
     with torch.random.fork_rng([]):
         simulate(
-            w.model(), fed, w.algorithm(lr=w.lr), rounds=40, steps=w.steps, batch_size=w.batch,
-            participation=w.cohort, engine=CANDIDATES[name], device=device, precision=precision, eval_every=100,
+            case.model(), fed, case.algorithm(lr=case.lr), rounds=40, steps=case.steps, batch_size=case.batch,
+            participation=case.cohort, engine=CANDIDATES[name], device=device, precision=precision, eval_every=100,
             callbacks=[Budget()],
         )  # fmt: skip
     rounds = np.diff(ends)
     return {
-        "us": float(np.median(rounds)) / w.client_steps() * 1e6,
-        "us_best": float(rounds.min()) / w.client_steps() * 1e6,
+        "us": float(np.median(rounds)) / case.client_steps() * 1e6,
+        "us_best": float(rounds.min()) / case.client_steps() * 1e6,
         "start_s": ends[0] - begun,
         "rounds": len(ends),
     }
@@ -198,40 +209,47 @@ def engine_times(w: Workload, name: str, device: str, precision: Precision, budg
 def compare(
     names: list[str], engines: list[str], device: str, precision: Precision = "float32", budget: float = 10.0
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row per workload and engine; the plain loop is timed before and after each."""
+    """Yield one row per case and engine; the plain loop is timed before and after each engine."""
+    _keep_freed_memory(device)
     for name in names:
-        w = WORKLOADS[name]
-        if w.large and device == "cpu":
-            w = replace(w, clients=4, steps=Constant(2))
-        before = plain_loop(w, device)
+        case = CASES[name]
+        if case.large and device == "cpu":
+            case = replace(case, clients=4, steps=Constant(2))
+        before = plain_loop(case, device)
         for engine in engines:
-            if w.large and device == "cpu" and engine == "compiled lanes":
-                continue  # minutes of compiling for what loses anyway
-            row = engine_times(w, engine, device, precision, budget)
-            after = plain_loop(w, device)
-            yield {"workload": name, "about": w.about, "engine": engine, **row, "plain_us": (before + after) / 2}
+            if case.large and device == "cpu" and engine == "compiled lanes":
+                continue  # compiling takes minutes and does not pay here
+            row = engine_times(case, engine, device, precision, budget)
+            after = plain_loop(case, device)
+            yield {
+                "workload": name,
+                "about": case.about,
+                "engine": engine,
+                **row,
+                "plain_us": (before + after) / 2,
+            }
             before = after
 
 
 # how cost grows
 
 
-def _clients(count: int) -> Workload:
-    return replace(WORKLOADS["lr-a9a"], clients=count, samples=100)
+def _clients(count: int) -> Case:
+    return replace(CASES["lr-a9a"], clients=count, samples=100)
 
 
-def _spread(steps: StepSchedule) -> Workload:
-    return replace(WORKLOADS["lr-a9a-paper"], steps=steps, samples=300)
+def _spread(steps: StepSchedule) -> Case:
+    return replace(CASES["lr-a9a-paper"], steps=steps, samples=300)
 
 
-def _width(hidden: int) -> Workload:
+def _width(hidden: int) -> Case:
     def perceptron() -> nn.Module:
         return nn.Sequential(nn.Linear(123, hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
-    return replace(WORKLOADS["lr-a9a"], model=perceptron, clients=20, steps=Constant(10))
+    return replace(CASES["lr-a9a"], model=perceptron, clients=20, steps=Constant(10))
 
 
-SWEEPS: dict[str, tuple[str, dict[str, Workload]]] = {
+SWEEPS: dict[str, tuple[str, dict[str, Case]]] = {
     "clients": ("clients in one round", {str(n): _clients(n) for n in (10, 30, 100, 300, 1000, 3000, 10_000)}),
     "spread": (
         "how unequal K is",
@@ -244,27 +262,33 @@ SWEEPS: dict[str, tuple[str, dict[str, Workload]]] = {
     ),
     "size": ("parameters", {str(126 * h + 2): _width(h) for h in (8, 32, 128, 512, 2048, 8192)}),
 }
-"""How cost grows with the clients, with how unequal they are, and with the model: what, and each point."""
+"""Sweeps over clients, over how unequal K is, and over model size: a label, and a case for each point."""
 
 
 def sweep(
     name: str, engines: list[str], device: str, precision: Precision, budget: float
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per point and engine."""
-    for label, w in SWEEPS[name][1].items():
-        yield {"sweep": name, "point": label, "engine": "plain loop", "us": plain_loop(w, device)}
+    _keep_freed_memory(device)
+    for label, case in SWEEPS[name][1].items():
+        yield {"sweep": name, "point": label, "engine": "plain loop", "us": plain_loop(case, device)}
         for engine in engines:
-            if engine == "serial" and w.client_steps() > 20_000:
+            if engine == "serial" and case.client_steps() > 20_000:
                 continue  # its cost per client-step does not depend on how many there are
-            row = engine_times(w, engine, device, precision, budget)
+            row = engine_times(case, engine, device, precision, budget)
             yield {"sweep": name, "point": label, "engine": engine, **row}
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return where the figures come from."""
-    from fedagrac.callbacks.run_folder import environment
+    """Return a description of the machine and its software."""
+    from fedagrac.storage.environment import environment
 
     return {**environment(torch.device(device)), "processor": processor()}
+
+
+def _keep_freed_memory(device: str) -> None:
+    if not device.startswith("cuda"):
+        keep_freed_memory()
 
 
 def _wait(device: str) -> None:
@@ -273,11 +297,11 @@ def _wait(device: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run without the command line's libraries; print a line per row, write JSON."""
+    """Run benchmarks without the command line's libraries; print one JSON line per row, and write a file."""
     parser = argparse.ArgumentParser(prog="python -m fedagrac.experiments.bench")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="float32")
-    parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, separated by commas")
+    parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas")
     parser.add_argument("--sweeps", default="", help=f"any of {','.join(SWEEPS)}")
     parser.add_argument("--engines")
     parser.add_argument("--budget", type=float, default=10.0)

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedagrac import models
-from fedagrac.callbacks.base import Callback
 from fedagrac.callbacks.checkpoints import Checkpoints
-from fedagrac.callbacks.run_folder import RunFolder, environment, write_description
-from fedagrac.core.streams import first_weights
+from fedagrac.callbacks.run_folder import KeepRun
 from fedagrac.data.describe import describe
-from fedagrac.engines import Ranks, Workload, current_ranks
+from fedagrac.engines import Ranks, current_ranks
 from fedagrac.engines.workload import SMALL
 from fedagrac.errors import InputError, count
-from fedagrac.experiments.schema import Experiment, build_guard, read_toml, section
-from fedagrac.files import claimed, is_leftover, remove_leftovers, write_atomically
-from fedagrac.heterogeneity import Devices
-from fedagrac.models.vector import VectorModel
-from fedagrac.rounds.api import simulate, simulate_many
-from fedagrac.storage.checkpoints import Checkpoint, read_checkpoint
+from fedagrac.experiments.build import (
+    build_clock,
+    build_federation,
+    build_guard,
+    build_model,
+    build_participation,
+    build_steps,
+    build_stop,
+    section,
+)
+from fedagrac.experiments.schema import Experiment, read_toml
+from fedagrac.rounds.api import run_on
+from fedagrac.rounds.callback import Callback
+from fedagrac.rounds.fleet import Simulated
+from fedagrac.rounds.setup import Setup
+from fedagrac.storage.claims import claimed, is_leftover, remove_leftovers
+from fedagrac.storage.environment import environment
+from fedagrac.storage.run_folder import RunFolder, write_description
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +45,8 @@ if TYPE_CHECKING:
     from fedagrac.callbacks.progress import Progress
     from fedagrac.data.federation import Federation
     from fedagrac.heterogeneity import StepSchedule
-    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.loop import Run
+    from fedagrac.storage.checkpoints import Checkpoint
 
 __all__ = ["Entry", "Prepared", "check_free", "check_same", "prepare", "run_experiment"]
 
@@ -60,14 +72,29 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """An experiment whose parts exist and fit together."""
+    """An experiment whose parts exist and fit together.
+
+    Attributes:
+        module: the model at its start.
+        fleet: the clients, which all algorithms share with their model, data and engine.
+        entries: the algorithms.
+    """
 
     experiment: Experiment
-    federation: Federation
     module: nn.Module
+    fleet: Simulated
     entries: tuple[Entry, ...]
-    steps: StepSchedule
     imports: models.Imports
+
+    @property
+    def federation(self) -> Federation:
+        """The clients and their data."""
+        return self.fleet.federation
+
+    @property
+    def steps(self) -> StepSchedule:
+        """How many steps each client runs."""
+        return self.fleet.steps
 
     def described(self) -> dict[str, Any]:
         """Return the whole experiment with every default written out."""
@@ -76,35 +103,24 @@ class Prepared:
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of `simulate` that all entries share."""
-        e = self.experiment
-        return {
-            "rounds": e.rounds,
-            "steps": self.steps,
-            "batch_size": _batch_size(e),
-            "sampling": e.data.sampling,
-            "participation": e.build_participation(),
-            "weight_decay": float(e.weight_decay),
-            "seed": e.seed,
-            "engine": e.engine,
-            "compile": e.compile,
-            "device": e.device,
-            "precision": e.precision,
-            "eval_every": e.eval_every,
-            "stop": e.build_stop(),
-            "clock": e.build_clock(),
-            "guard": build_guard(e.guard),
-        }
+        setup = self.fleet.setup
+        given = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
+        return {**given, "steps": self.steps}
 
 
 def prepare(
-    experiment: Experiment, data_dir: str | Path | None = None, imports: models.Imports | None = None
+    experiment: Experiment,
+    data_dir: str | Path | None = None,
+    imports: models.Imports | None = None,
+    state_dir: Path | None = None,
 ) -> Prepared:
-    """Load the data, build the model and the algorithms; what is wrong with any of them is said now.
+    """Load the data, build the model, the clients and the algorithms; what is wrong with any is reported now.
 
     Args:
         experiment: what to prepare.
         data_dir: where to look for data files first.
         imports: which import paths model.name may be; by default those of files in the current folder.
+        state_dir: keep the clients' state in files there.
 
     Examples:
         >>> prepared = prepare(Experiment.default())
@@ -115,62 +131,58 @@ def prepare(
     with section("model"):
         if ":" in experiment.model.name:
             imports.check(experiment.model.name)
-    federation = experiment.data.build(experiment.seed, data_dir)
-    batch = _batch_size(experiment) or int(federation.sizes.max())
+    federation = build_federation(experiment.data.table, experiment.seed, data_dir)
+    batch = experiment.data.samples or int(federation.sizes.max())
     count("data.batch_size", batch, most=max(len(federation.inputs), LARGEST_BATCH))
-    with section("model"):
-        module = _build_model(experiment, federation, imports)
+    module = build_model(experiment.model.model_dump(), experiment.seed, federation, imports)
     module = module.to(getattr(torch, experiment.dtype))
-    steps = experiment.build_steps()
-    steps.check(federation.num_clients, experiment.rounds)
-    if isinstance(steps, Devices) and steps.needs_flops:
-        steps = steps.with_flops(_step_flops(experiment, federation, module))
-    K = steps.counts(0, federation.num_clients, experiment.seed)
+    fleet = Simulated.of(module, federation, build_setup(experiment, state_dir))
+    K = fleet.steps.counts(0, federation.num_clients, experiment.seed)
     if int(K.max()) * batch > MOST_DRAWN:
         accepted = f"at most {MOST_DRAWN // batch} local steps with batches of {batch} samples"
         raise InputError("steps", f"{K.max()} steps", accepted)
+    entries = _entries(experiment, mean_steps=float(federation.weights @ K))
+    return Prepared(experiment, module, fleet, entries, imports)
+
+
+def build_setup(experiment: Experiment, state_dir: Path | None = None) -> Setup:
+    """Return the options that all runs of an experiment share."""
+    return Setup(
+        rounds=experiment.rounds,
+        steps=build_steps(experiment.steps),
+        batch_size=experiment.data.samples,
+        sampling=experiment.data.sampling,
+        participation=build_participation(experiment.participation),
+        weight_decay=float(experiment.weight_decay),
+        seed=experiment.seed,
+        engine=experiment.engine,  # type: ignore[arg-type]  # checked by Setup
+        compile=experiment.compile,
+        device=experiment.device,
+        precision=experiment.precision,
+        eval_every=experiment.eval_every,
+        stop=build_stop(experiment.stop.model_dump()),
+        clock=build_clock(None if experiment.clock is None else experiment.clock.model_dump()),
+        guard=build_guard(experiment.guard),
+        state_dir=state_dir,
+    )
+
+
+def _entries(experiment: Experiment, mean_steps: float) -> tuple[Entry, ...]:
+    """Return the algorithms; a shared lr is scaled by Kbar for one whose lr is that of a whole round."""
     entries = []
     resolved = experiment.resolved()
     for index, settings in enumerate(experiment.algorithm):
-        lr, note = settings.lr if settings.lr is not None else experiment.lr, ""
-        assert lr is not None  # checked with the experiment
-        if settings.name == "fedlin" and settings.lr is None:
-            mean_steps = float(federation.weights @ K)
-            note = f"lr {lr:g} x Kbar {mean_steps:.1f}, because FedLin divides its steps by K_i"
-            lr = lr * mean_steps
-        algorithm = settings.build(float(lr))
+        algorithm, note = settings.build(experiment.lr), ""
+        if algorithm.traits.lr == "round" and settings.lr is None:
+            note = f"lr {algorithm.lr:g} x Kbar {mean_steps:.1f}, because this algorithm divides its steps by K_i"
+            algorithm = dataclasses.replace(algorithm, lr=algorithm.lr * mean_steps)
         label = settings.label or algorithm.name
-        table = {**resolved, "algorithm": [{**resolved["algorithm"][index], "lr": float(lr), "label": label}]}
-        entries.append(Entry(label, settings.folder, algorithm, note, table))
-    return Prepared(experiment, federation, module, tuple(entries), steps, imports)
+        own = {**resolved["algorithm"][index], "lr": algorithm.lr, "label": label}
+        entries.append(Entry(label, settings.folder, algorithm, note, {**resolved, "algorithm": [own]}))
+    return tuple(entries)
 
 
-def _batch_size(experiment: Experiment) -> int | None:
-    return None if experiment.data.batch_size == "full" else experiment.data.batch_size
-
-
-def _step_flops(experiment: Experiment, federation: Federation, module: nn.Module) -> float:
-    """Count the operations of one local step, so that devices given by their flops have step counts."""
-    model = VectorModel(module)
-    settings = experiment.data.sampling, float(experiment.weight_decay), experiment.seed
-    return Workload.of(model, federation, None, _batch_size(experiment), *settings).step_flops()
-
-
-def _build_model(experiment: Experiment, federation: Federation, imports: models.Imports) -> nn.Module:
-    sizes = experiment.model.sizes
-    if experiment.model.name == "logistic":
-        features = federation.inputs[0].numel()
-        if sizes.setdefault("features", features) != features:  # before a layer of any size is made
-            raise InputError("features", sizes["features"], f"{features}, the numbers of a sample of the data")
-    if experiment.model.name in models.REGISTRY:
-        sizes.setdefault("classes", max(2, federation.num_classes or 2))
-    with first_weights(experiment.seed):
-        if ":" in experiment.model.name:
-            return imports.build(experiment.model.name, sizes)
-        return models.build(experiment.model.name, **sizes)
-
-
-class _ExperimentFiles(Callback):
+class _DescribeExperiment(Callback):
     """Writes what the whole experiment shares, once the first run has passed its checks."""
 
     def __init__(self, prepared: Prepared, out: Path) -> None:
@@ -178,9 +190,10 @@ class _ExperimentFiles(Callback):
 
     def on_start(self, run: Run) -> None:
         """Write experiment.toml, environment.json and federation.json; anew where an experiment goes on."""
-        write_description(self.out, self.prepared.described(), environment(run.workload.model.device))
-        facts = describe(run.federation, run.steps.counts(0, run.federation.num_clients, run.seed))
-        write_atomically(self.out / "federation.json", json.dumps(asdict(facts)).encode() + b"\n")
+        fleet = self.prepared.fleet
+        K = fleet.steps.counts(0, fleet.federation.num_clients, fleet.setup.seed)
+        facts = environment(fleet.model.device), describe(fleet.federation, K)
+        write_description(self.out, self.prepared.described(), *facts)
 
 
 def run_experiment(
@@ -190,8 +203,6 @@ def run_experiment(
     *,
     side_by_side: bool = False,
     resume: bool = False,
-    state_dir: Path | None = None,
-    made: Path | None = None,
 ) -> list[Path]:
     """Run every algorithm into its own folder below `out`; return the folders.
 
@@ -201,122 +212,88 @@ def run_experiment(
     alone writes and shows progress. Nobody else can write into the folder meanwhile.
     """
     ranks = current_ranks()
-    with claimed(out, made) if ranks.rank == 0 else contextlib.nullcontext():
+    with claimed(out) if ranks.rank == 0 else contextlib.nullcontext():
         begun = (out / "experiment.toml").exists()
         if ranks.rank == 0:
-            check_same(prepared, out) if resume and begun else check_free(out)
+            if resume and begun:
+                check_same(prepared, out)
+            else:
+                check_free(out)
             remove_leftovers(out)
-        return _run_all(prepared, out, progress, ranks, side_by_side, ranks.agree(resume and begun), state_dir)
-
-
-def _run_all(
-    prepared: Prepared,
-    out: Path,
-    progress: Progress | None,
-    ranks: Ranks,
-    side_by_side: bool,
-    resume: bool,
-    state_dir: Path | None,
-) -> list[Path]:
-    folders = [out / entry.folder for entry in prepared.entries]
-    going = ranks.agree([not (folder / "status.json").exists() for folder in folders])
-    callbacks = [_callbacks(prepared, entry, out, progress, ranks) for entry in prepared.entries]
-    if any(going) and ranks.rank == 0:
-        callbacks[going.index(True)].insert(0, _ExperimentFiles(prepared, out))
-    together = side_by_side and sum(p.numel() for p in prepared.module.parameters()) <= SMALL
-    if progress is not None:
-        for _ in range(going.count(False)):
-            progress.skip()
-    run = _run_side_by_side if together else _run_one_after_another
-    left = [
-        Left(entry, out / entry.folder, own)
-        for entry, own, goes in zip(prepared.entries, callbacks, going, strict=True)
-        if goes
-    ]
-    run(prepared, left, resume, progress, state_dir)
-    if ranks.rank == 0:
-        _say_disk_use(folders)
-    return folders
+        return _run_all(prepared, out, progress, ranks, side_by_side, ranks.agree(resume and begun))
 
 
 @dataclass(frozen=True, eq=False)
 class Left:
-    """A run that is still to do, or to go on with."""
+    """A run that is still to do, or to go on with.
+
+    Attributes:
+        checkpoint: where it goes on from; None where it begins.
+    """
 
     entry: Entry
-    folder: Path
     callbacks: list[Callback]
+    checkpoint: Checkpoint | None
+
+    @property
+    def round(self) -> int:
+        """How many rounds it has done."""
+        return 0 if self.checkpoint is None else self.checkpoint.round
 
 
-def _run_one_after_another(
-    prepared: Prepared, left: list[Left], resume: bool, progress: Progress | None, state_dir: Path | None
-) -> None:
-    for one in left:
+def _run_all(
+    prepared: Prepared, out: Path, progress: Progress | None, ranks: Ranks, side_by_side: bool, resume: bool
+) -> list[Path]:
+    folders = [RunFolder(out / entry.folder) for entry in prepared.entries]
+    going = ranks.agree([not folder.ended for folder in folders])
+    left = []
+    for entry, folder, goes in zip(prepared.entries, folders, going, strict=True):
+        if goes:
+            callbacks = _callbacks(prepared, entry, folder, progress, ranks)
+            left.append(Left(entry, callbacks, folder.last_checkpoint() if resume else None))
+        elif progress is not None:
+            progress.skip()
+    if left and ranks.rank == 0:
+        left[0].callbacks.insert(0, _DescribeExperiment(prepared, out))
+    groups = [[one] for one in left]
+    if side_by_side and prepared.fleet.model.size <= SMALL:  # those together that stand after the same round
+        groups = [[one for one in left if one.round == round] for round in dict.fromkeys(o.round for o in left)]
+    for group in groups:
         if progress is not None:
-            progress.name = one.entry.label
-        simulate(
-            prepared.module,
-            prepared.federation,
-            one.entry.algorithm,
-            callbacks=one.callbacks,
-            state_dir=state_dir,
-            resume=_last_checkpoint(one.folder) if resume else None,
-            **prepared.options(),
+            progress.name = group[0].entry.label if len(group) == 1 else f"{len(group)} runs"
+        run_on(
+            prepared.fleet,
+            [one.entry.algorithm for one in group],
+            [one.callbacks for one in group],
+            [one.checkpoint for one in group],
         )
-
-
-def _run_side_by_side(
-    prepared: Prepared, left: list[Left], resume: bool, progress: Progress | None, state_dir: Path | None
-) -> None:
-    """Run them together; after an interruption those together that stand after the same round."""
-    groups: dict[int, list[tuple[Left, Checkpoint | None]]] = {}
-    for one in left:
-        stored = _last_checkpoint(one.folder) if resume else None
-        groups.setdefault(0 if stored is None else stored.round, []).append((one, stored))
-    for group in groups.values():
-        if progress is not None:
-            progress.name = f"{len(group)} runs"
-        simulate_many(
-            prepared.module,
-            prepared.federation,
-            [one.entry.algorithm for one, _ in group],
-            callbacks=[one.callbacks for one, _ in group],
-            state_dir=state_dir,
-            resume=[stored for _, stored in group],
-            **prepared.options(),
-        )
-
-
-def _say_disk_use(folders: list[Path]) -> None:
-    """Log what the checkpoints of an experiment take; they stay."""
-    sizes = [path.stat().st_size for folder in folders for path in folder.glob("checkpoint/*")]
-    if sizes:
-        log.info("checkpoints: %.3g MB on disk, the last two of each run", sum(sizes) / 1e6)
+    taken = sum(folder.checkpoint_bytes() for folder in folders) if ranks.rank == 0 else 0
+    if taken:
+        log.info("checkpoints: %.3g MB on disk, the last two of each run", taken / 1e6)
+    return [folder.path for folder in folders]
 
 
 def _callbacks(
-    prepared: Prepared, entry: Entry, out: Path, progress: Progress | None, ranks: Ranks
+    prepared: Prepared, entry: Entry, folder: RunFolder, progress: Progress | None, ranks: Ranks
 ) -> list[Callback]:
     """Return what one run writes and shows; of several processes only the first does more than keep its part."""
-    found: list[Callback] = [RunFolder(out / entry.folder, entry.table)] if ranks.rank == 0 else []
-    every = prepared.experiment.checkpoint_every
-    if every:
-        found.append(Checkpoints(out / entry.folder / "checkpoint", every))
-    return [*found, progress] if progress is not None and ranks.rank == 0 else found
-
-
-def _last_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return where a run stands that was interrupted, with its history; None where it has to start anew."""
-    return read_checkpoint(folder / "checkpoint", history=folder / "history.jsonl")
+    callbacks: list[Callback] = []
+    if ranks.rank == 0:
+        callbacks.append(KeepRun(folder.path, entry.table))
+    if prepared.experiment.checkpoint_every:
+        callbacks.append(Checkpoints(folder, prepared.experiment.checkpoint_every))
+    if progress is not None and ranks.rank == 0:
+        callbacks.append(progress)
+    return callbacks
 
 
 def check_same(prepared: Prepared, out: Path) -> None:
     """Check that a folder holds this very experiment, so that it can go on there."""
     path = out / "experiment.toml"
-    there, here = read_toml(path), json.loads(json.dumps(prepared.described()))
-    changed = differences(there, here)
+    before, now = read_toml(path), json.loads(json.dumps(prepared.described()))
+    changed = differences(before, now)
     if changed:
-        raise InputError("--resume", str(out), f"the same experiment as in {path}; changed: {'; '.join(changed)}")
+        raise InputError("resume", str(out), f"the same experiment as in {path}; changed: {'; '.join(changed)}")
 
 
 def differences(before: Any, after: Any, name: str = "") -> list[str]:
@@ -346,4 +323,4 @@ def check_free(out: Path) -> None:
         holds = "is a file"
     elif (out / "experiment.toml").exists():
         holds = "already holds an experiment"
-    raise InputError("--out", str(out), f"a new or empty folder: this one {holds}")
+    raise InputError("out", str(out), f"a new or empty folder: this one {holds}")

@@ -1,4 +1,4 @@
-"""An experiment studied: its constants, the bounds, the step sizes, and what its algorithms really do."""
+"""Studies of experiments: constants, the theorems' bounds, step sizes, and the measured errors of algorithms."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from fedagrac.data.batches import epoch_steps
 from fedagrac.errors import InputError
 from fedagrac.experiments.run import Prepared, prepare
 from fedagrac.heterogeneity import Explicit
-from fedagrac.rounds.api import simulate
+from fedagrac.rounds.api import run_on
+from fedagrac.rounds.callback import Callback
+from fedagrac.rounds.fleet import Simulated
 from fedagrac.theory.bounds import Bound, theorem1, theorem2
 from fedagrac.theory.measure import Constants, constants
 from fedagrac.theory.problem import LARGEST_HESSIAN, Problem, as_array
 from fedagrac.theory.quadratic import Quadratic, largest_stable_lr, recommend, round_map
-from fedagrac.theory.rates import Errors, Slope, prescribed_lr, slope
+from fedagrac.theory.rates import Slope, prescribed_lr, slope
 from fedagrac.theory.stability import first_steps_of
 
 if TYPE_CHECKING:
@@ -28,27 +30,68 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fedagrac.callbacks.base import Callback
+    from fedagrac.rounds.loop import Run
+    from fedagrac.rounds.record import RoundRecord
     from fedagrac.theory.quadratic import Recommendation
 
-__all__ = ["Curve", "Rate", "Study", "measure_rates", "study"]
+__all__ = ["ErrorCurve", "Errors", "Rate", "Study", "measure_rates", "study"]
 
 DIRECTIONS = 48
-"""Directions in which step sizes are looked for."""
+"""The number of directions in which stable step sizes are computed."""
 
 FACTORS = (0.125, 0.25, 0.5, 1.0)
-"""The sizes at which a rate is measured, in parts of the experiment's own."""
+"""The sizes at which a rate is measured, as fractions of the experiment's own size."""
+
+
+class Errors(Callback):
+    """Measures the error of the model before the first round, every few rounds, and after the last.
+
+    Attributes:
+        problem: the problem that the run solves.
+        best: F(x*), or None if it is unknown.
+        every: the number of rounds between measurements.
+        rounds: the rounds at which the error was measured; 0 is before the first round.
+        values: F(x_t) - F(x*), or |gradient of F|^2 if F(x*) is unknown.
+    """
+
+    def __init__(self, problem: Problem, best: float | None, every: int = 1) -> None:
+        self.problem = problem
+        self.best = best
+        self.every = every
+        self.rounds: list[int] = []
+        self.values: list[float] = []
+
+    def on_start(self, run: Run) -> None:
+        """Measure the error of the initial model."""
+        self._measure(0, run)
+
+    def on_round(self, run: Run, record: RoundRecord) -> None:
+        """Measure the error after every `every`-th round and after the last."""
+        if record["round"] % self.every == 0 or record["round"] == run.rounds:
+            self._measure(record["round"], run)
+
+    def _measure(self, t: int, run: Run) -> None:
+        x = run.state["x"].detach().to("cpu", torch.float64)
+        self.rounds.append(t)
+        if self.best is not None:
+            self.values.append(self.problem.total(x) - self.best)
+        else:
+            g = self.problem.total_gradient(x)
+            self.values.append(float(g @ g))
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
-    """The error of one run: F(x_t) - F(x*), or |gradient|^2 where x* is not known.
+class ErrorCurve:
+    """The error of one run: F(x_t) - F(x*), or |gradient of F|^2 if x* is unknown.
 
     Attributes:
-        label, lr, status: which algorithm, with which eta, and how its run ended.
-        rounds, errors: when it was measured, 0 for the start, and what was found.
-        stable_lr: the largest eta at which it converges on the quadratic model at x*; None where there is none.
-        limit: F - F(x*) where it would end on that model with exact gradients.
+        label: the name of the run.
+        lr: eta.
+        status: how the run ended.
+        rounds: the rounds at which the error was measured; 0 is before the first round.
+        errors: the error at each of these rounds.
+        stable_lr: the largest stable eta on the quadratic model at x*; None without such a model.
+        limit: F - F(x*) at the algorithm's limit on that model with exact gradients; None if there is no limit.
     """
 
     label: str
@@ -62,13 +105,14 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Rate:
-    """How FedaGrac's error depends on one of T, M and Kbar, each run with the eta that Theorem 3 prescribes.
+    """FedaGrac's error as a function of T, M or Kbar, at the eta that Theorem 3 prescribes for each run.
 
     Attributes:
         name: T, M or Kbar.
-        sizes, errors: one pair per run.
-        lrs: the step size of each run.
-        slope: of log error over log size.
+        sizes: the value of T, M or Kbar in each run.
+        errors: the error at the end of each run.
+        lrs: the eta of each run.
+        slope: the slope of log error over log size.
     """
 
     name: str
@@ -80,14 +124,18 @@ class Rate:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """What was found out about an experiment.
+    """The results of studying an experiment.
 
     Attributes:
-        weights, steps: omega_i and the K_i of round 1, [M].
-        bounds: Theorems 1 and 3 of a convex problem, Theorem 2 of any other.
-        recommendation: the step size and lambda for FedaGrac on the quadratic model at x*; None without one.
-        curves: one per algorithm.
-        rates: how the error depends on T, M and Kbar; empty where they were not measured.
+        name: the name of the experiment.
+        rounds: T.
+        weights: omega_i, [M].
+        steps: K_i in round 1, [M].
+        constants: the measured constants of the problem.
+        bounds: Theorems 1 and 3 for a convex problem, Theorem 2 for any other.
+        recommendation: eta and lambda for FedaGrac on the quadratic model at x*; None without such a model.
+        curves: the measured errors of each algorithm.
+        rates: the error as a function of T, M and Kbar; empty if it was not measured.
     """
 
     name: str
@@ -97,11 +145,11 @@ class Study:
     constants: Constants
     bounds: tuple[Bound, ...]
     recommendation: Recommendation | None
-    curves: tuple[Curve, ...]
+    curves: tuple[ErrorCurve, ...]
     rates: tuple[Rate, ...] = ()
 
     def described(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON."""
+        """Return the results as plain values for JSON."""
         c = self.constants
         return {
             "name": self.name,
@@ -128,9 +176,16 @@ class Study:
 
 def problem_of(prepared: Prepared) -> Problem:
     """Return the problem that an experiment solves."""
-    options = prepared.options()
-    shared = {"weight_decay": options["weight_decay"], "batch_size": options["batch_size"]}
-    return Problem(prepared.module, prepared.federation, **shared)
+    setup = prepared.fleet.setup
+    return Problem(
+        prepared.module, prepared.federation, weight_decay=setup.weight_decay, batch_size=setup.batch_size
+    )
+
+
+def _fleet(prepared: Prepared, **changes: Any) -> Simulated:
+    """Return the clients of an experiment with some options changed."""
+    setup = dataclasses.replace(prepared.fleet.setup, **{"steps": prepared.steps, **changes})
+    return Simulated.of(prepared.module, prepared.federation, setup)
 
 
 def study(
@@ -138,50 +193,58 @@ def study(
     callbacks: Sequence[Callback] = (),
     say: Callable[[str], None] = lambda stage: None,
 ) -> Study:
-    """Measure the constants of an experiment, evaluate the bounds, and run its algorithms beside them.
+    """Measure the constants of an experiment, evaluate the bounds and run the algorithms; return the results.
 
-    `callbacks` see every run; `say` is told what is being done.
+    Args:
+        prepared: the experiment.
+        callbacks: callbacks of every run.
+        say: called with the name of each stage when it begins.
     """
     fed, e = prepared.federation, prepared.experiment
     problem = problem_of(prepared)
     if problem.is_convex() and problem.weight_decay == 0:
-        wanted = "a number above 0, such as 0.01: without it softmax regression is not strongly convex"
-        raise InputError("weight_decay", 0.0, wanted)
+        accepted = "a number above 0, such as 0.01: without it softmax regression is not strongly convex"
+        raise InputError("weight_decay", 0.0, accepted)
     say("constants")
-    found = constants(problem)
+    measured = constants(problem)
     K = prepared.steps.counts(0, fed.num_clients, e.seed)
-    epochs = epoch_steps(fed.sizes, problem.batch_size)
-    model = small = None
-    if found.optimum is not None and problem.size <= LARGEST_HESSIAN:
+    prediction = None
+    if measured.optimum is not None and measured.value is not None and problem.size <= LARGEST_HESSIAN:
         say("quadratic model")
-        model = quadratic_at(problem, found.optimum)
-        small = stiff_and_soft(model, found.optimum, DIRECTIONS)
-    every = max(1, e.rounds // 200)
+        prediction = _Prediction.at(problem, measured.optimum, measured.value, K)
+    fleet = _fleet(prepared, eval_every=e.rounds)
     curves = []
     for entry in prepared.entries:
         say(entry.label)
-        errors = Errors(problem, found.value, every)
-        result = simulate(
-            prepared.module,
-            fed,
-            entry.algorithm,
-            callbacks=[errors, *callbacks],
-            **{**prepared.options(), "eval_every": e.rounds},
-        )
-        stable, limit = None, None
-        if model is not None and small is not None and found.value is not None:
-            stable, limit = _predicted(entry.algorithm, model, small, K, epochs, problem, found.value)
+        errors = Errors(problem, measured.value, every=max(1, e.rounds // 200))
+        (result,) = run_on(fleet, [entry.algorithm], [[errors, *callbacks]], [None])
+        stable, limit = (None, None) if prediction is None else prediction.of(entry.algorithm)
         curves.append(
-            Curve(entry.label, entry.algorithm.lr, result.status, errors.rounds, errors.values, stable, limit)
+            ErrorCurve(
+                label=entry.label,
+                lr=entry.algorithm.lr,
+                status=result.status,
+                rounds=errors.rounds,
+                errors=errors.values,
+                stable_lr=stable,
+                limit=limit,
+            )
         )
     say("step size")
-    advice = None if small is None else recommend(small, K, calibrations=(1.0,))
-    bounds = _bounds(found, fed.weights, K, e.rounds)
-    return Study(e.name, e.rounds, fed.weights, K, found, bounds, advice, tuple(curves))
+    return Study(
+        name=e.name,
+        rounds=e.rounds,
+        weights=fed.weights,
+        steps=K,
+        constants=measured,
+        bounds=_bounds(measured, fed.weights, K, e.rounds),
+        recommendation=None if prediction is None else recommend(prediction.reduced, K, calibrations=(1.0,)),
+        curves=tuple(curves),
+    )
 
 
 def quadratic_at(problem: Problem, point: npt.NDArray[np.float64]) -> Quadratic:
-    """Return the quadratic model of a problem at a point: every F_i to second order."""
+    """Return the quadratic model of a problem at a point, with every F_i to second order."""
     x = torch.from_numpy(point)
     hessians = np.stack([as_array(problem.hessian(i, x)) for i in range(problem.federation.num_clients)])
     gradients = as_array(problem.gradients(x))
@@ -190,10 +253,10 @@ def quadratic_at(problem: Problem, point: npt.NDArray[np.float64]) -> Quadratic:
 
 
 def stiff_and_soft(model: Quadratic, at: npt.NDArray[np.float64], directions: int) -> Quadratic:
-    """Return a quadratic model on the stiffest and the softest directions of F alone, around a point.
+    """Return a quadratic model restricted to the stiffest and softest directions of F around a point.
 
-    Which step is stable is decided by the stiffest directions, how fast a stable one converges by the softest.
-    With all 248 of a9a a spectral radius takes seconds, and a step size takes a hundred of them.
+    The stiffest directions decide which step is stable; the softest decide how fast a stable one converges.
+    With all 248 directions of a9a one spectral radius takes seconds, and a step size needs a hundred of them.
     """
     if model.dimension <= directions:
         U = np.eye(model.dimension)
@@ -205,98 +268,116 @@ def stiff_and_soft(model: Quadratic, at: npt.NDArray[np.float64], directions: in
     return Quadratic(U.T @ model.hessians @ U, pulls @ U, model.weights, model.masses)
 
 
-def _predicted(
-    algorithm: Algorithm,
-    model: Quadratic,
-    small: Quadratic,
-    K: npt.NDArray[np.int64],
-    epochs: npt.NDArray[np.int64],
-    problem: Problem,
-    best: float,
-) -> tuple[float | None, float | None]:
-    """Return the largest stable eta on the quadratic model, and the excess where the algorithm ends on it."""
-    if isinstance(algorithm, FedaGrac) and callable(algorithm.calibration):
-        return None, None  # a schedule has no one limit
-    first = first_steps_of(algorithm, K, epochs)
-    stable = largest_stable_lr(algorithm, small, K, first)
-    if algorithm.lr >= stable:
-        return stable, None
-    limit = round_map(algorithm, model, K, first).fixed_point
-    return stable, problem.total(torch.from_numpy(limit)) - best
+@dataclass(frozen=True, eq=False)
+class _Prediction:
+    """What the quadratic model at x* predicts about algorithms.
+
+    Attributes:
+        problem: the problem.
+        model: its quadratic model at x*.
+        reduced: the model restricted to the stiffest and softest directions.
+        steps: K_i, [M].
+        best: F(x*).
+    """
+
+    problem: Problem
+    model: Quadratic
+    reduced: Quadratic
+    steps: npt.NDArray[np.int64]
+    best: float
+
+    @classmethod
+    def at(
+        cls, problem: Problem, optimum: npt.NDArray[np.float64], best: float, steps: npt.NDArray[np.int64]
+    ) -> _Prediction:
+        """Make the quadratic model of a problem at its optimum."""
+        model = quadratic_at(problem, optimum)
+        return cls(problem, model, stiff_and_soft(model, optimum, DIRECTIONS), steps, best)
+
+    def of(self, algorithm: Algorithm) -> tuple[float | None, float | None]:
+        """Return an algorithm's largest stable eta and F - F(x*) at its limit, each None if it does not exist."""
+        if isinstance(algorithm, FedaGrac) and callable(algorithm.calibration):
+            return None, None  # a schedule of lambda has no single limit
+        epochs = epoch_steps(self.problem.federation.sizes, self.problem.batch_size)
+        first = first_steps_of(algorithm, self.steps, epochs)
+        stable = largest_stable_lr(algorithm, self.reduced, self.steps, first)
+        if algorithm.lr >= stable:
+            return stable, None
+        limit = round_map(algorithm, self.model, self.steps, first).fixed_point
+        return stable, self.problem.total(torch.from_numpy(limit)) - self.best
 
 
-def _bounds(found: Constants, weights: npt.ArrayLike, K: npt.ArrayLike, rounds: int) -> tuple[Bound, ...]:
-    """Return the theorems that speak of the problem."""
-    if found.local_values is None:
-        return (theorem2(weights, K, L=found.L, sigma2=found.sigma2, gap=found.gap, rounds=rounds),)
-    return theorem1(weights, K, found.local_values, L=found.L), found.theorem3(weights, K, rounds)
+def _bounds(measured: Constants, weights: npt.ArrayLike, K: npt.ArrayLike, rounds: int) -> tuple[Bound, ...]:
+    """Return the bounds of the theorems that apply to the problem."""
+    if measured.local_values is None:
+        return (theorem2(weights, K, L=measured.L, sigma2=measured.sigma2, gap=measured.gap, rounds=rounds),)
+    return theorem1(weights, K, measured.local_values, L=measured.L), measured.theorem3(weights, K, rounds)
 
 
 def measure_rates(
     prepared: Prepared,
-    found: Constants,
+    measured: Constants,
     seeds: int = 3,
     data_dir: str | Path | None = None,
     say: Callable[[str], None] = lambda stage: None,
 ) -> tuple[Rate, ...]:
-    """Measure how FedaGrac's error after T rounds depends on T, on M and on Kbar.
+    """Measure how FedaGrac's error after T rounds depends on T, on M and on Kbar; return one rate for each.
 
-    One of them is an eighth, a quarter, a half and the whole of the experiment's, the others stay (up to K_i being
-    whole numbers of at least 1); every run has lambda = 1 and the eta that Theorem 3 prescribes for it. Another
-    number of clients is another problem: its constants are measured anew. The whole, the last of all three, runs
-    once. `found` are the constants of the whole experiment.
+    One of the three is an eighth, a quarter, a half and the whole of the experiment's value, while the others stay
+    the same (except that K_i are integers of at least 1). Every run has lambda = 1 and the eta that Theorem 3
+    prescribes for it. A different number of clients is a different problem, so its constants are measured again.
+    The whole experiment is part of all three rates and runs once per seed.
+
+    Args:
+        prepared: the experiment.
+        measured: its constants.
+        seeds: the number of seeds per setting.
+        data_dir: the folder to search first for data files.
+        say: called with the name of each run when it begins.
     """
     e = prepared.experiment
-    whole = _Part(prepared, problem_of(prepared), found)
-    if found.mu is None:
+    if measured.mu is None:
         raise InputError("model", e.model.name, "a convex problem: the rates are those of Theorem 3")
-    clients = prepared.federation.num_clients
-    several = [_with_clients(prepared, max(2, round(clients * factor)), data_dir) for factor in FACTORS[:-1]]
-    problems = [problem_of(one) for one in several]
-    fewer = [_Part(one, own, constants(own)) for one, own in zip(several, problems, strict=True)]
-    parts: dict[str, list[_Part]] = {
-        "T": [dataclasses.replace(whole, rounds=max(2, round(e.rounds * factor))) for factor in FACTORS[:-1]],
-        "M": [dataclasses.replace(one, steps=whole.mean_steps / one.mean_steps) for one in fewer],  # Kbar stays
-        "Kbar": [dataclasses.replace(whole, steps=factor) for factor in FACTORS[:-1]],
-    }
-    of_whole: list[float] = []
+    whole = _Part(prepared, problem_of(prepared), measured)
+    whole_errors: list[float] = []
     rates = []
-    for name, some in parts.items():
+    for name, parts in _parts(whole, data_dir).items():
         sizes, errors, lrs = [], [], []
-        for part in [*some, whole]:
-            for place, seed in enumerate(range(e.seed, e.seed + seeds)):
+        for part in [*parts, whole]:
+            for index, seed in enumerate(range(e.seed, e.seed + seeds)):
                 say(f"{name}, seed {seed}")
-                if part is whole and len(of_whole) == place:
-                    of_whole.append(whole.run(seed))
+                if part is whole and len(whole_errors) == index:
+                    whole_errors.append(whole.run(seed))
                 sizes.append(part.sizes[name])
-                errors.append(of_whole[place] if part is whole else part.run(seed))
+                errors.append(whole_errors[index] if part is whole else part.run(seed))
                 lrs.append(part.lr)
         rates.append(Rate(name, sizes, errors, lrs, slope(sizes, errors)))
     return tuple(rates)
 
 
-def _with_clients(prepared: Prepared, clients: int, data_dir: str | Path | None) -> Prepared:
-    """Return the experiment with another number of clients."""
-    experiment = prepared.experiment
-    data = experiment.data.model_copy(update={"clients": clients})
-    return prepare(experiment.model_copy(update={"data": data}), data_dir, prepared.imports)
-
-
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """A problem, and how much of the rounds and steps of its experiment are run."""
+    """An experiment with FedaGrac alone, with fewer rounds or smaller step counts.
+
+    Attributes:
+        prepared: the experiment.
+        problem: the problem that it solves.
+        constants: the constants of the problem.
+        rounds: T; None for the experiment's own.
+        factor: the factor on K_i.
+    """
 
     prepared: Prepared
     problem: Problem
     constants: Constants
     rounds: int | None = None
-    steps: float = 1.0
+    factor: float = 1.0
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """The K_i of round 1, each times the same number."""
+        """K_i in round 1, scaled by the factor."""
         K = self.prepared.steps.counts(0, self.prepared.federation.num_clients, self.prepared.experiment.seed)
-        scaled: npt.NDArray[np.int64] = np.maximum(1, np.rint(K * self.steps).astype(np.int64))
+        scaled: npt.NDArray[np.int64] = np.maximum(1, np.rint(K * self.factor).astype(np.int64))
         return scaled
 
     @property
@@ -323,21 +404,37 @@ class _Part:
         """The eta that Theorem 3 prescribes."""
         return prescribed_lr(self.constants, self.prepared.federation.weights, self.counts, self.length)
 
+    def with_clients(self, clients: int, data_dir: str | Path | None) -> _Part:
+        """Return the experiment with another number of clients and the same Kbar."""
+        experiment = self.prepared.experiment
+        data = experiment.data.model_copy(update={"clients": clients})
+        changed = experiment.model_copy(update={"data": data})
+        prepared = prepare(changed, data_dir, self.prepared.imports)
+        problem = problem_of(prepared)
+        part = _Part(prepared, problem, constants(problem))
+        return dataclasses.replace(part, factor=self.mean_steps / part.mean_steps)
+
     def run(self, seed: int) -> float:
-        """Return the error at the end."""
+        """Run the experiment with a seed; return the error at the end."""
         errors = Errors(self.problem, self.constants.value, self.length)
-        changed = {
-            "rounds": self.length,
-            "steps": Explicit([self.counts.tolist()]),
-            "seed": seed,
-            "eval_every": self.length,
-            "stop": None,
-        }
-        simulate(
-            self.prepared.module,
-            self.prepared.federation,
-            FedaGrac(lr=self.lr),
-            callbacks=[errors],
-            **{**self.prepared.options(), **changed},
+        fleet = _fleet(
+            self.prepared,
+            rounds=self.length,
+            steps=Explicit([self.counts.tolist()]),
+            seed=seed,
+            eval_every=self.length,
+            stop=None,
         )
+        run_on(fleet, [FedaGrac(lr=self.lr)], [[errors]], [None])
         return errors.values[-1]
+
+
+def _parts(whole: _Part, data_dir: str | Path | None) -> dict[str, list[_Part]]:
+    """Return the parts of an experiment with smaller T, M or Kbar, by name."""
+    fractions = FACTORS[:-1]
+    clients = whole.prepared.federation.num_clients
+    return {
+        "T": [dataclasses.replace(whole, rounds=max(2, round(whole.length * fraction))) for fraction in fractions],
+        "M": [whole.with_clients(max(2, round(clients * fraction)), data_dir) for fraction in fractions],
+        "Kbar": [dataclasses.replace(whole, factor=fraction) for fraction in fractions],
+    }

@@ -18,9 +18,9 @@ from fedagrac.algorithms import options_of
 from fedagrac.errors import InputError, nearest, one_of
 from fedagrac.experiments.run import check_free, prepare, run_experiment
 from fedagrac.experiments.schema import Experiment
-from fedagrac.files import claimed
 from fedagrac.parsing import ParseError, parse_toml
 from fedagrac.rounds.record import over_seeds
+from fedagrac.storage.claims import claimed
 
 if TYPE_CHECKING:
     from fedagrac.callbacks.progress import Progress
@@ -74,21 +74,21 @@ def read_axes(table: Mapping[str, Any], grid: Sequence[str]) -> list[Axis]:
             accepted = (
                 "algorithm.KEY=VALUE,VALUE or algorithm.NAME.KEY=VALUE,VALUE, such as algorithm.lr=0.01,0.03"
             )
-            raise InputError("--grid", text, f"{accepted} (--set changes what all runs share)")
+            raise InputError("grid", text, f"{accepted} (`set` changes what all runs share)")
         entries = list(table.get("algorithm", []))
         names = [str(entry.get("label", entry.get("name"))) for entry in entries]
         chosen = range(len(entries))
         if len(parts) == 3:
-            one_of("--grid", parts[1], names)
+            one_of("grid", parts[1], names)
             chosen = range(names.index(parts[1]), names.index(parts[1]) + 1)
         have = tuple(i for i in chosen if parts[-1] in _options(entries[i]))
         if not have:
             known = sorted({option for i in chosen for option in _options(entries[i])})
-            raise InputError("--grid", text, f"one of {', '.join(known)}{nearest(parts[-1], known)}")
+            raise InputError("grid", text, f"one of {', '.join(known)}{nearest(parts[-1], known)}")
         axis = Axis(parts[-1], tuple(_values(text, values)), have)
         for earlier in axes:
             if earlier.key == axis.key and set(earlier.entries) & set(have):
-                raise InputError("--grid", text, f"values for {axis.key} once per algorithm")
+                raise InputError("grid", text, f"values for {axis.key} once per algorithm")
         axes.append(axis)
     return axes
 
@@ -105,7 +105,7 @@ def _values(text: str, values: str) -> list[Any]:
     except ParseError:
         found = [word.strip() for word in values.split(",")]
     if not found or "" in found or len({repr(value) for value in found}) < len(found):
-        raise InputError("--grid", text, "different values, separated by commas")
+        raise InputError("grid", text, "different values, separated by commas")
     return found
 
 

@@ -34,9 +34,9 @@ def write_app(folder: str | Path) -> Path:
     name = re.sub(r"[^a-z0-9]+", "-", folder.absolute().name.lower()).strip("-")
     package = name.replace("-", "_")
     if not package.isidentifier() or keyword.iskeyword(package):
-        raise InputError("DIR", str(folder), "a folder whose name begins with a letter, such as my-app")
+        raise InputError("folder", str(folder), "a folder whose name begins with a letter, such as my-app")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError("DIR", str(folder), "a new or empty folder")
+        raise InputError("folder", str(folder), "a new or empty folder")
     make_folder(folder / package)
     write_atomically(folder / package / "__init__.py", b'"""A Flower app."""\n')
     stored = resources.files("fedagrac.flower").joinpath("template")

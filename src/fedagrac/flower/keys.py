@@ -39,11 +39,11 @@ def write_keys(folder: str | Path, nodes: int = 3, hosts: Sequence[str] = ("127.
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     folder = Path(folder)
-    count("--nodes", nodes, least=0)
+    count("nodes", nodes, least=0)
     if not hosts or not all(hosts):
-        raise InputError("--host", list(hosts), "at least one name or address of the SuperLink")
+        raise InputError("hosts", list(hosts), "at least one name or address of the SuperLink")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError("DIR", str(folder), "a new or empty folder: keys are never overwritten")
+        raise InputError("folder", str(folder), "a new or empty folder: keys are never overwritten")
     make_folder(folder)
     private = serialization.PrivateFormat
     plain = serialization.NoEncryption()

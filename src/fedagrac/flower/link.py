@@ -68,7 +68,8 @@ class Link:
         sizes: how many samples each client reported when it was first met.
         gradients: full local gradients at x_1, by client.
         events: what went wrong or changed since the last `take_events`, in words.
-        bytes_down, bytes_up: vectors sent and received since the start.
+        bytes_down, bytes_up: bytes of the vectors sent and received since the start.
+        arrived: after how many seconds each client's reply to the last exchange came.
     """
 
     def __init__(self, grid: Grid, model: VectorModel, settings: Settings, x1: Tensor | None = None) -> None:
@@ -79,6 +80,7 @@ class Link:
         self.gradients: dict[int, Tensor] = {}
         self.events: list[str] = []
         self.bytes_down = self.bytes_up = 0
+        self.arrived: dict[int, float] = {}
         self._greetings: dict[int, int] = {}
         self._sent: dict[str, _Sent] = {}
 
@@ -106,13 +108,15 @@ class Link:
             if number is not None:
                 waiting[number] = client
         replies: dict[int, Parcel] = {}
-        carriers = dict(self.nodes)
-        end, look = time.monotonic() + seconds, time.monotonic() + LOOK_SECONDS
+        carriers, begun = dict(self.nodes), time.monotonic()
+        self.arrived = {}
+        end, look = begun + seconds, begun + LOOK_SECONDS
         while waiting:
             for number, reply in self._pull(waiting).items():
                 client = waiting.pop(number)
                 if reply is not None:
                     replies[client] = reply
+                    self.arrived[client] = time.monotonic() - begun
             if not waiting or time.monotonic() >= end:
                 break
             time.sleep(min(float(self.settings.poll_seconds), max(0.0, end - time.monotonic())))
@@ -161,7 +165,7 @@ class Link:
                 reply = unpack(message.content)
                 self.bytes_up += reply.nbytes
                 if sent.kind == HELLO:
-                    self._meet(sent.node, reply)
+                    self.meet(sent.node, reply)
                 else:
                     arrived[number] = reply
             except BadReplyError as error:
@@ -189,7 +193,7 @@ class Link:
                 ask = Parcel(facts, {} if self.x1 is None or self.started else {"x": self.x1})
                 self._push(_Sent(node, None, HELLO, round), ask, float(self.settings.wait_seconds))
 
-    def _meet(self, node: int, reply: Parcel) -> None:
+    def meet(self, node: int, reply: Parcel) -> None:
         """Check who a node says it is, and let it carry that client."""
         client = reply.integer("client", 0, self.settings.clients - 1)
         samples = reply.integer("samples", 1, 2**62)

@@ -6,17 +6,23 @@ Flower hands them over as one flat table of dotted keys to the server and to eve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import Field, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from fedagrac.algorithms import Algorithm
 from fedagrac.engines import ENGINES
 from fedagrac.errors import MOST_CLIENTS, InputError, count, non_negative, one_of, positive, unknown
-from fedagrac.experiments.schema import STEPS, AlgorithmSettings, build_guard, build_kind, section
+from fedagrac.experiments.build import STEPS, build_guard, build_kind, build_stop, section
+from fedagrac.experiments.schema import AlgorithmSettings, StrictTable
 from fedagrac.heterogeneity import StepSchedule
 from fedagrac.parsing import parse_json
+from fedagrac.rounds.setup import Setup
+
+if TYPE_CHECKING:
+    from fedagrac.engines import Loss
+    from fedagrac.rounds.evaluation import Metric
 
 __all__ = ["ClientSteps", "Settings", "partition_of"]
 
@@ -26,11 +32,7 @@ PLANNED = {kind: schedule for kind, schedule in STEPS.items() if kind != "device
 """Schedules that a server can plan by; real devices are as fast as they are."""
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ClientSteps(_Table):
+class ClientSteps(StrictTable):
     """[steps] with kind = "client": every client runs until its time is over and reports how many steps it did.
 
     Attributes:
@@ -43,7 +45,7 @@ class ClientSteps(_Table):
     max_steps: StrictInt = 1_000_000
 
 
-class Settings(_Table):
+class Settings(StrictTable):
     """What the federation does.
 
     Attributes:
@@ -76,9 +78,10 @@ class Settings(_Table):
     name: StrictStr = "flower"
     out: StrictStr = "runs/flower"
     algorithm: AlgorithmSettings
-    steps: dict[str, Any] = {"kind": "constant", "steps": 10}
+    steps: dict[str, Any] = Field({"kind": "constant", "steps": 10})
     guard: dict[str, Any] | None = None
-    app: dict[str, Any] = {}
+    stop: dict[str, Any] = Field({})
+    app: dict[str, Any] = Field({})
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
@@ -114,6 +117,7 @@ class Settings(_Table):
             positive(field, getattr(self, field))
         self.build_algorithm()
         build_guard(self.guard)
+        build_stop(self.stop)
         steps = self.build_steps()
         if isinstance(steps, ClientSteps):
             positive("steps.seconds", steps.seconds)
@@ -126,7 +130,7 @@ class Settings(_Table):
         with section("algorithm"):
             if self.algorithm.lr is None:
                 raise InputError("lr", None, "the local step size, a number above 0")
-            return self.algorithm.build(positive("lr", self.algorithm.lr))
+            return self.algorithm.build()
 
     def build_steps(self) -> StepSchedule | ClientSteps:
         """Make the step schedule of the server, or the rule by which clients choose."""
@@ -154,11 +158,26 @@ class Settings(_Table):
         """The type of every vector."""
         return torch.float64 if self.dtype == "float64" else torch.float32
 
+    def setup(self, loss: Loss | None = None, metrics: Mapping[str, Metric] | None = None) -> Setup:
+        """Return the options that a live run shares with a simulation."""
+        return Setup(
+            rounds=self.rounds,
+            batch_size=self.batch,
+            loss=loss,
+            sampling=self.sampling,
+            weight_decay=float(self.weight_decay),
+            seed=self.seed,
+            eval_every=self.eval_every,
+            metrics=metrics,
+            stop=build_stop(self.stop),
+            guard=build_guard(self.guard),
+        )
+
     def identity(self) -> dict[str, Any]:
         """Return the settings that make a run what it is: a run resumes only under the same."""
         free = ("rounds", "round_seconds", "wait_seconds", "poll_seconds", "attempts", "out", "name", "eval_every")
         identity = self.model_dump(mode="json", exclude_none=True)
-        return {key: value for key, value in identity.items() if key not in (*free, "min_clients", "app")}
+        return {key: value for key, value in identity.items() if key not in (*free, "min_clients", "stop", "app")}
 
 
 def partition_of(node_config: Mapping[str, Any], clients: int) -> int:

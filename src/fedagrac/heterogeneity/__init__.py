@@ -1,4 +1,4 @@
-"""How clients differ and when they come: step counts, devices, participation, the simulated clock and wire."""
+"""How clients differ and when they take part: steps, devices, participation, the simulated clock and wire."""
 
 from fedagrac.heterogeneity.clock import Clock
 from fedagrac.heterogeneity.devices import DEVICES, DeviceProfile, Devices
@@ -15,6 +15,7 @@ from fedagrac.heterogeneity.steps import (
 
 __all__ = [
     "DEVICES",
+    "STEP_SCHEDULES",
     "Clock",
     "Constant",
     "DeviceProfile",
@@ -27,3 +28,14 @@ __all__ = [
     "StepSchedule",
     "Uniform",
 ]
+
+STEP_SCHEDULES: dict[str, type[StepSchedule]] = {
+    "constant": Constant,
+    "gaussian": Gaussian,
+    "uniform": Uniform,
+    "linear": Linear,
+    "extreme": Extreme,
+    "explicit": Explicit,
+    "devices": Devices,
+}
+"""All step schedules by the name of their kind."""

@@ -1,4 +1,4 @@
-"""The simulated clock and wire of a synchronous round: the slowest client decides."""
+"""The simulated clock and wire of a synchronous round, which lasts as long as its slowest client."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DEFAULT = DeviceProfile("default", step_time=0.001)
 
 @dataclass(frozen=True)
 class Clock:
-    """Simulated seconds: a round lasts until its slowest member has downloaded, computed and uploaded.
+    """Counts simulated seconds: a round lasts until its slowest member has downloaded, computed and uploaded.
 
     Attributes:
-        devices: one profile for all clients, or one per client. By default every step takes 1 ms and the wire
-            takes no time.
-        jitter: spread of a log-normal factor on every client's step time, drawn anew in every round.
-        step_flops: operations per step, for devices given by their flops.
+        devices: one profile for all clients, or one per client. By default every step takes 1 ms and transfers
+            take no time.
+        jitter: the spread of a log-normal factor on every client's step time, drawn in every round.
+        step_flops: the operations per step, for devices given by their flops.
 
     Examples:
         >>> clock = Clock(DeviceProfile("phone", step_time=0.5, bandwidth_up=10.0))
@@ -55,7 +55,7 @@ class Clock:
         return cls(devices.resolved, devices.jitter, devices.step_flops)
 
     def check(self, clients: int) -> None:
-        """One profile, or one per client."""
+        """Refuse profiles that are neither one for all nor one per client."""
         if not isinstance(self.devices, DeviceProfile) and len(self.devices) != clients:
             accepted = f"one profile, or one for each of {clients} clients"
             raise InputError("clock.devices", f"{len(self.devices)} profiles", accepted)
@@ -69,7 +69,19 @@ class Clock:
         up: npt.NDArray[Any],
         seed: int,
     ) -> float:
-        """Return how long a round lasts: max over its members of download + K_i steps + upload.
+        """Return how long a round lasts until its slowest member is done; see `client_times`."""
+        return float(self.client_times(round, clients, steps, down, up, seed).max())
+
+    def client_times(
+        self,
+        round: int,
+        clients: npt.NDArray[np.int64],
+        steps: npt.NDArray[np.int64],
+        down: npt.NDArray[Any],
+        up: npt.NDArray[Any],
+        seed: int,
+    ) -> npt.NDArray[np.float64]:
+        """Return after how many seconds each member has downloaded, computed K_i steps and uploaded, [m].
 
         Args:
             round: rounds already done.
@@ -90,4 +102,5 @@ class Clock:
             each = step_times(self.devices, self.step_flops, self.jitter, round, seed)[clients]
             members = [self.devices[i] for i in clients]
         wire = np.array([p.transfer_time(d, u) for p, d, u in zip(members, down, up, strict=True)])
-        return float((wire + steps * each).max())
+        times: npt.NDArray[np.float64] = wire + steps * each
+        return times

@@ -1,4 +1,4 @@
-"""Devices: how fast each client computes and communicates, and how many steps it manages before a deadline."""
+"""Devices: how fast each client computes and communicates, and how many steps it makes before a deadline."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class DeviceProfile:
     """One kind of device.
 
     Attributes:
-        name: what it is called.
-        step_time: seconds per local step; or
-        flops: floating-point operations per second, from which the step time follows once the model is known.
+        name: the name.
+        step_time: the seconds of a local step; give either this or flops.
+        flops: floating-point operations per second; the step time follows from them and the model.
         bandwidth_up, bandwidth_down: bytes per second; infinite by default.
-        latency: seconds before a transfer begins, once for the download and once for the upload.
+        latency: the seconds before a transfer begins, once for the download and once for the upload.
         source: where the throughput comes from.
 
     Examples:
@@ -59,7 +59,7 @@ class DeviceProfile:
         non_negative(f"device {self.name}.latency", self.latency)
 
     def seconds_per_step(self, step_flops: float | None) -> float:
-        """Return the time of one local step of `step_flops` operations."""
+        """Return the seconds of one local step of `step_flops` operations."""
         if self.step_time is not None:
             return self.step_time
         if step_flops is None:
@@ -70,7 +70,7 @@ class DeviceProfile:
         return step_flops / self.flops
 
     def transfer_time(self, down: float, up: float) -> float:
-        """Return how long the download of `down` bytes and the upload of `up` bytes take."""
+        """Return the seconds to download `down` bytes and upload `up` bytes."""
         return 2 * self.latency + down / self.bandwidth_down + up / self.bandwidth_up
 
 
@@ -95,13 +95,13 @@ DEVICES = {
         ),
     )
 }
-"""The paper's devices with their peak single-precision throughput. Small models reach a few percent of it."""
+"""The paper's devices with their peak single-precision throughput, of which small models reach a few percent."""
 
 
 def step_times(
     profiles: Sequence[DeviceProfile], step_flops: float | None, jitter: float, round: int, seed: int
 ) -> npt.NDArray[np.float64]:
-    """Return each client's seconds per step in a round, [M]; jitter is the spread of a log-normal factor."""
+    """Return every client's seconds per step in a round, [M]; jitter is the spread of a log-normal factor."""
     times = np.array([profile.seconds_per_step(step_flops) for profile in profiles])
     if jitter:
         times = times * np.exp(jitter * stream(seed, Purpose.JITTER, round).standard_normal(len(times)))
@@ -110,14 +110,14 @@ def step_times(
 
 @dataclass(frozen=True)
 class Devices(StepSchedule):
-    """K_i = what device i manages before the deadline, at least one step.
+    """K_i = the steps that device i makes before the deadline, at least one.
 
     Attributes:
-        profiles: one per client: profiles, or names in `DEVICES`; or how many of each, {"raspberry-pi-4": 9, ...}.
-        deadline: seconds of computation in a round.
-        utilization: the share of its capacity that a device uses, for all or one per client.
-        jitter: spread of a log-normal factor on every client's step time, drawn anew in every round.
-        step_flops: operations per step, for devices given by their flops; counted from the model if not given.
+        profiles: a profile or a name in `DEVICES` per client; or the number of each, {"raspberry-pi-4": 9, ...}.
+        deadline: the seconds of computation in a round.
+        utilization: the share of its capacity that a device uses, one for all or one per client.
+        jitter: the spread of a log-normal factor on every client's step time, drawn in every round.
+        step_flops: the operations per step, for devices given by their flops; None to count them from the model.
 
     Examples:
         >>> slow, fast = DeviceProfile("slow", step_time=0.5), DeviceProfile("fast", step_time=0.01)
@@ -159,33 +159,34 @@ class Devices(StepSchedule):
 
     @property
     def resolved(self) -> tuple[DeviceProfile, ...]:
-        """The profiles, none of them a name any more."""
+        """The profiles; names are replaced by what they name."""
         return tuple(profile for profile in self.profiles if isinstance(profile, DeviceProfile))
 
     @property
     def needs_flops(self) -> bool:
-        """Whether the operations per step must be counted from the model first."""
+        """Whether the operations per step must be counted from the model."""
         return self.step_flops is None and any(profile.flops is not None for profile in self.resolved)
 
     def with_flops(self, step_flops: float) -> Devices:
-        """Return the same devices on a model of so many operations per step."""
+        """Return these devices with the operations per step of a model."""
         return replace(self, step_flops=step_flops)
 
     def check(self, clients: int, rounds: int) -> None:
-        """One profile per client."""
+        """Refuse profiles that are not one per client."""
         if len(self.profiles) != clients:
             raise InputError("profiles", f"{len(self.profiles)} devices", f"one for each of {clients} clients")
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
-        """K_i = max(1, floor(utilization_i * deadline / step time_i))."""
+        """Return K_i = max(1, floor(utilization_i * deadline / step time_i))."""
         budget = np.asarray(self.utilization) * self.deadline
-        with np.errstate(all="ignore"):  # a device too fast for a float is refused below
+        with np.errstate(all="ignore"):  # whole_steps refuses a device that is too fast for a float
             times = step_times(self.resolved, self.step_flops, self.jitter, round, seed)
-            # the relative slack undoes rounding: 1.2 / 0.01 is 119.99999999999999 in floats
+            # the factor undoes rounding: in floats 1.2 / 0.01 is 119.99999999999999
             return whole_steps("deadline", self.deadline, np.floor(budget / times * (1 + 1e-12)))
 
 
 def _profile(field: str, given: Any) -> DeviceProfile:
+    """Return the profile that a user gave as a profile, a table or a name."""
     if isinstance(given, DeviceProfile):
         return given
     if isinstance(given, Mapping):

@@ -1,4 +1,4 @@
-"""Who takes part in a round: everyone, or a cohort drawn from the keyed streams."""
+"""Participation: the cohort of each round, drawn from the keyed streams."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Participation:
     """A cohort of `size` clients each round.
 
     Attributes:
-        size: how many (an integer), or which fraction of all clients (a float in (0, 1]).
-        by: "uniform" draws without replacement; "weight" draws with replacement with probability omega_i, and
-            then a client drawn twice runs once and counts twice.
+        size: the number of clients (an integer), or the fraction of all clients (a float in (0, 1]).
+        by: "uniform" draws without replacement. "weight" draws with replacement with probability omega_i; a client
+            that is drawn twice runs once and counts twice.
 
     Examples:
         >>> Participation(2).draw(round=0, weights=np.full(5, 0.2), seed=0)[1].tolist()
@@ -54,7 +54,7 @@ class Participation:
     def draw(
         self, round: int, weights: npt.NDArray[np.float64], seed: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the clients of the round in increasing order, and how often each was drawn."""
+        """Return the clients of the round in increasing order and how often each was drawn."""
         generator = stream(seed, Purpose.COHORT, round=round)
         number = self.number(len(weights))
         if self.by == "uniform":

@@ -1,7 +1,7 @@
-"""How many local steps each client runs: K_i(t).
+"""Step schedules: the number of local steps of each client in each round, K_i(t).
 
-A step is one SGD step on one batch, never an epoch and never a sample. Every schedule answers one question,
-the K of all M clients in a round, from the keyed streams.
+A step is one SGD step on one batch, never an epoch and never a sample. A schedule returns the K of all M clients
+in a round; what it draws comes from the keyed streams.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ __all__ = ["Constant", "Explicit", "Extreme", "Gaussian", "Linear", "StepSchedul
 Mode = Literal["fixed", "random"]
 
 MOST_STEPS = 10_000_000
-"""More steps than any client does in a round; a round's batches are drawn at once, so K has a limit."""
+"""The most steps of a client in a round; the limit exists because a round's batches are drawn at once."""
 
 
 @dataclass(frozen=True)
 class StepSchedule(ABC):
-    """K_i(t) for all clients."""
+    """The base of all schedules."""
 
     @abstractmethod
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
-        """Return K of all `clients` in the round that follows `round` rounds, each at least 1."""
+        """Return K of all clients, [clients], each at least 1, in the round after `round` rounds."""
 
-    def check(self, clients: int, rounds: int) -> None:  # noqa: B027  # most fit any federation
-        """Check that the schedule fits the federation and the run."""
+    def check(self, clients: int, rounds: int) -> None:  # noqa: B027  # most schedules fit any federation
+        """Check that the schedule fits the number of clients and rounds."""
 
 
 def whole_steps(field: str, value: object, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Return computed step counts as integers of at least 1; the setting is at fault where they are too many."""
+    """Return drawn step counts as integers of at least 1; refuse the setting `field` if any is too large."""
     if not (draws <= MOST_STEPS).all():
         raise InputError(field, value, f"a value that gives no client more than {MOST_STEPS} steps in a round")
     return np.maximum(draws, 1).astype(np.int64)
 
 
 def _generator(mode: Mode, round: int, seed: int) -> np.random.Generator:
-    # "fixed" draws are those of round 0, whatever the round
+    """Return the stream of a round; in mode "fixed" every round has the stream of round 0."""
     return stream(seed, Purpose.STEPS, round=round if mode == "random" else 0)
 
 
@@ -66,7 +66,7 @@ class Constant(StepSchedule):
         count("steps", self.steps, most=MOST_STEPS)
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
-        """K_i = steps."""
+        """Return K_i = steps."""
         return np.full(clients, self.steps, np.int64)
 
 
@@ -75,7 +75,7 @@ class Gaussian(StepSchedule):
     """K_i ~ Normal(mean, variance), rounded to the nearest integer, at least 1 (the paper's setting).
 
     Attributes:
-        mode: "fixed" draws once per client, "random" anew in every round.
+        mode: "fixed" draws once per client, "random" draws in every round.
 
     Examples:
         >>> K = Gaussian(mean=500, variance=10_000).counts(round=0, clients=1000, seed=0)
@@ -93,14 +93,14 @@ class Gaussian(StepSchedule):
         one_of("mode", self.mode, ["fixed", "random"])
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
-        """K_i = max(1, nearest integer to a normal draw)."""
+        """Return K_i = max(1, nearest integer to a normal draw)."""
         draws = _generator(self.mode, round, seed).normal(self.mean, np.sqrt(self.variance), clients)
         return whole_steps("variance", self.variance, np.rint(draws))
 
 
 @dataclass(frozen=True)
 class Uniform(StepSchedule):
-    """K_i uniform over the integers lo..hi, both included.
+    """K_i is uniform over the integers lo..hi, both included.
 
     Examples:
         >>> sorted(set(Uniform(2, 4).counts(round=0, clients=100, seed=0).tolist()))
@@ -119,7 +119,7 @@ class Uniform(StepSchedule):
         one_of("mode", self.mode, ["fixed", "random"])
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
-        """K_i uniform over lo..hi."""
+        """Return K_i, uniform over lo..hi."""
         return _generator(self.mode, round, seed).integers(self.lo, self.hi, clients, endpoint=True)
 
 
@@ -140,20 +140,24 @@ class Linear(StepSchedule):
         count("increment", self.increment, least=0, most=MOST_STEPS)
 
     def check(self, clients: int, rounds: int) -> None:
-        """The last client's steps are the most."""
+        """Refuse an increment that gives the last client too many steps."""
         last = self.first + self.increment * (clients - 1)
         if last > MOST_STEPS:
             accepted = f"an increment with which the last of {clients} clients has at most {MOST_STEPS} steps"
             raise InputError("increment", self.increment, accepted)
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
-        """K_i = first + increment * i."""
+        """Return K_i = first + increment * i."""
         return self.first + self.increment * np.arange(clients, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Extreme(StepSchedule):
-    """K_i = slow for all clients but the last, which runs `fast` steps (the paper's extreme case).
+    """K_i = slow for all clients but the last (the paper's extreme case).
+
+    Attributes:
+        slow: the steps of every client but the last.
+        fast: the steps of the last client.
 
     Examples:
         >>> Extreme(slow=1, fast=1000).counts(round=0, clients=4, seed=0).tolist()
@@ -164,11 +168,11 @@ class Extreme(StepSchedule):
     fast: int
 
     def __post_init__(self) -> None:
-        count("slow", self.slow, most=MOST_STEPS)
-        count("fast", self.fast, most=MOST_STEPS)
+        for field, steps in (("slow", self.slow), ("fast", self.fast)):
+            count(field, steps, most=MOST_STEPS)
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
-        """Slow, ..., slow, fast."""
+        """Return slow, ..., slow, fast."""
         K = np.full(clients, self.slow, np.int64)
         K[-1] = self.fast
         return K
@@ -176,7 +180,7 @@ class Extreme(StepSchedule):
 
 @dataclass(frozen=True)
 class Explicit(StepSchedule):
-    """`K[t][i]` written out: one row that repeats, or one row per round.
+    """K_i(t) from a table: one row that repeats, or one row per round.
 
     Examples:
         >>> Explicit([[2, 3, 5]]).counts(round=7, clients=3, seed=0).tolist()
@@ -203,7 +207,7 @@ class Explicit(StepSchedule):
         object.__setattr__(self, "table", table)
 
     def check(self, clients: int, rounds: int) -> None:
-        """One entry per client; one row, or one per round."""
+        """Refuse a table without one entry per client, or without one row or one per round."""
         for t, row in enumerate(self.table):
             if len(row) != clients:
                 raise InputError(f"Explicit[{t}]", f"{len(row)} step counts", f"one for each of {clients} clients")
@@ -211,5 +215,5 @@ class Explicit(StepSchedule):
             raise InputError("Explicit", f"{len(self.table)} rows", f"one row, or one for each of {rounds} rounds")
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
-        """K_i = table[round][i]."""
+        """Return K_i = table[round][i]."""
         return np.array(self.table[0 if len(self.table) == 1 else round], np.int64)

@@ -1,4 +1,4 @@
-"""Models: the built-in ones by name, and the adapter that turns any nn.Module into a function of x."""
+"""Models: built-in models by name, and any nn.Module as a function of one vector x."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["REGISTRY", "Imports", "VectorModel", "alexnet", "build", "cnn", "log
 
 
 def logistic(features: int = 123, classes: int = 2) -> nn.Module:
-    """Multinomial logistic regression: one linear layer on flattened inputs, zero at the start.
+    """Build multinomial logistic regression: one linear layer on flattened inputs, with zero weights.
 
-    A convex problem has one minimiser wherever it starts, so it starts at zero, not at random.
+    The problem is convex, so its minimiser does not depend on the start, and the start need not be random.
 
     Examples:
         >>> sum(p.numel() for p in logistic(features=64, classes=10).parameters())
@@ -41,13 +41,14 @@ REGISTRY: dict[str, Callable[..., nn.Module]] = {
     "alexnet": alexnet,
     "vgg19": vgg19,
 }
-"""Every built-in model by name."""
+"""All built-in models by name."""
 
 
 def build(name: str, **sizes: Any) -> nn.Module:
-    """Build a model by name, sizes defaulting to the paper's data set; or one of yours, as "module:factory".
+    """Build a built-in model by name, or one of your own as "module:factory".
 
-    An import path runs the code that it names; one that stands in a file is followed by `Imports`.
+    Sizes default to those of the paper's data set. An import path runs the code that it names, so use `Imports`
+    for paths from files that may not be trusted.
 
     Examples:
         >>> build("logistic", features=4, classes=3)[1]

@@ -1,9 +1,9 @@
-"""Models of the user's own by import path, "module:factory", and which of them a file may name.
+"""The user's own models by import path, "module:factory", and which paths an experiment file may use.
 
-Importing a module runs it, and its factory is called with the arguments that stand beside its name: `os:system`
-with `command = "..."` runs a command. An experiment file may come from anywhere, so it may name only what lies
-beside it or in the current folder, unless the user says that it is trusted. That is decided by the name and by
-which files exist; nothing is imported before.
+Importing a module runs its code, and the factory is called with arguments from the same file: `os:system` with
+`command = "..."` would run a command. An experiment file may come from anywhere. Unless the user trusts it, it may
+therefore name only modules beside it or in the current folder. The decision depends on the name and on which files
+exist; nothing is imported before.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["Imports"]
 
 @dataclass(frozen=True)
 class Imports:
-    """Which import paths are followed.
+    """Decides which import paths may be followed, and follows them.
 
     Attributes:
-        beside: the folder of the experiment file; local files are looked for there, then in the current folder.
-        trusted: follow any path, to installed modules and those of the standard library too.
+        beside: the folder of the experiment file; it is searched for modules before the current folder.
+        trusted: whether any path may be followed, also to installed modules and the standard library.
 
     Examples:
         >>> Imports(trusted=True).build("torch.nn:Linear", {"in_features": 2, "out_features": 3})
@@ -43,25 +43,25 @@ class Imports:
     trusted: bool = False
 
     def check(self, path: str) -> None:
-        """Refuse a path that is none, or that may not be followed."""
+        """Refuse a path that is malformed or may not be followed."""
         self._folder(path)
 
     def build(self, path: str, sizes: Mapping[str, Any]) -> nn.Module:
-        """Import the module, call its factory with the sizes, and return what it made."""
+        """Import the module, call its factory with the sizes, and return the model."""
         factory = self._factory(path)
         try:
             model = factory(**sizes)
         except TypeError as error:
             accepted = f"a factory that takes {', '.join(sizes) or 'nothing'} ({error})"
             raise InputError("name", path, accepted) from error
-        except Exception as error:  # whatever the user's code raises
+        except Exception as error:  # the user's code may raise anything
             raise InputError("name", path, f"a factory that works ({type(error).__name__}: {error})") from error
         if not isinstance(model, nn.Module):
             raise InputError("name", path, f"a factory of torch.nn.Module; it returned {type(model).__name__}")
         return model
 
     def _folder(self, path: str) -> Path | None:
-        """Return the folder that holds the module as a file; None where it is to be imported by its name."""
+        """Return the folder with the module's file; None if the module is imported by its name."""
         module, _, factory = path.partition(":")
         parts = module.split(".")
         if not all(part.isidentifier() for part in (*parts, factory)):
@@ -76,13 +76,15 @@ class Imports:
             "name",
             path,
             f"a file {'/'.join(parts)}.py beside the experiment file or in the current folder; a module from "
-            "elsewhere needs --trust-imports, for importing it runs code: read the experiment file before",
+            "elsewhere needs `trusted`, because importing it runs its code: read the experiment file first",
         )
 
     def _folders(self) -> list[Path]:
+        """Return the folders that are searched for local modules."""
         return [*([] if self.beside is None else [self.beside.absolute()]), Path.cwd()]
 
     def _factory(self, path: str) -> Any:
+        """Import the module and return its factory."""
         folder = self._folder(path)
         module_name, _, factory_name = path.partition(":")
         prefix = "" if folder is None else f"{_package_of(folder)}."
@@ -91,18 +93,18 @@ class Imports:
                 importlib.invalidate_caches()
                 module = importlib.import_module(prefix + module_name)
             factory = getattr(module, factory_name)
-        except Exception as error:  # a module may raise anything while it is imported
+        except Exception as error:  # importing a module may raise anything
             accepted = f"module:factory that can be imported ({type(error).__name__}: {error})"
             raise InputError("name", path, accepted) from error
-        # a local file that does `from os import system` lends no file that name
+        # a local file with `from os import system` must not make os.system available
         if folder is not None and not str(getattr(factory, "__module__", "")).startswith(prefix):
-            accepted = f"a function or class that {module_name} itself defines (or --trust-imports)"
+            accepted = f"a function or class that {module_name} itself defines (or `trusted`)"
             raise InputError("name", path, accepted)
         return factory
 
 
 def _package_of(folder: Path) -> str:
-    """Return the name of a package that is this folder: what is imported from it lies there and nowhere else."""
+    """Return the name of a package whose modules are exactly the files of this folder."""
     name = f"fedagrac_local_{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
     if name not in sys.modules:
         package = types.ModuleType(name, f"The files of {folder}.")
@@ -113,7 +115,7 @@ def _package_of(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _searched(folders: list[Path]) -> Iterator[None]:
-    """Let modules inside import their neighbours, as a script does."""
+    """Let modules import their neighbours in these folders, as a script can."""
     added = [str(folder) for folder in folders]
     sys.path[:0] = added
     try:

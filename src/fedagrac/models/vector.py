@@ -1,7 +1,7 @@
 """Any nn.Module as a function of one vector x in R^d.
 
-Algorithms and engines speak of vectors; modules speak of named parameters. `VectorModel` holds a private copy
-of the user's module and the layout that translates between the two. The user's module is never changed.
+Algorithms and engines use vectors; modules use named parameters. `VectorModel` holds a private copy of the user's
+module and translates between the two. The user's module is never changed.
 """
 
 from __future__ import annotations
@@ -76,18 +76,18 @@ class VectorModel:
         self.size = sum(self._sizes)
 
     def initial(self) -> Tensor:
-        """Return x_1: the weights the module was given with."""
+        """Return x_1, the weights of the user's module."""
         return torch.cat([p.detach().reshape(-1) for p in self.parameters]).clone()
 
     def views(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the named parameters as views into x."""
+        """Return the named parameters as views of x."""
         pieces = torch.split(x, self._sizes)
         return {
             name: piece.view(shape) for name, piece, shape in zip(self.names, pieces, self._shapes, strict=True)
         }
 
     def row_views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the named parameters of many models as views into their rows [m, d], each [m, ...]."""
+        """Return the named parameters of many models, each [m, ...], as views of their rows [m, d]."""
         pieces = torch.split(rows, self._sizes, dim=1)
         return {
             name: piece.view(len(rows), *shape)
@@ -96,16 +96,16 @@ class VectorModel:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether a layer draws random numbers in training, as far as layers tell."""
+        """Whether the module has a dropout layer."""
         return any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in self.module.modules())
 
     def bind(self, x: Tensor) -> None:
-        """Make the private module's parameters views into x: what is written to x, the module sees."""
+        """Make the private module's parameters views of x, so that the module sees every change of x."""
         for parameter, view in zip(self.parameters, self.views(x).values(), strict=True):
             parameter.data = view
 
     def gradient(self, loss: Tensor) -> Tensor:
-        """Return d loss / d x as one vector, for a loss computed with the bound module."""
+        """Return d loss / d x as one vector; the bound module must have computed the loss."""
         pieces = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         return torch.cat([piece.reshape(-1) for piece in pieces])
 

@@ -12,20 +12,20 @@ from fedagrac.paper import (
     table_variance,
 )
 from fedagrac.paper.recipe import Recipe, Scale, Table, Verdict
-from fedagrac.paper.records import Cell, Record, Records
-from fedagrac.paper.runner import run_cells
+from fedagrac.paper.records import Records, Trial, TrialRecord
+from fedagrac.paper.runner import run_trials
 
 __all__ = [
     "RECIPES",
-    "Cell",
     "Recipe",
-    "Record",
     "Records",
     "Scale",
     "Table",
+    "Trial",
+    "TrialRecord",
     "Verdict",
     "records_of",
-    "run_cells",
+    "run_trials",
 ]
 
 RECIPES: dict[str, Recipe] = {
@@ -45,7 +45,7 @@ RECIPES: dict[str, Recipe] = {
 """Every recipe by name."""
 
 
-def records_of(recipe: Recipe, scale: Scale, records: Records) -> dict[str, Record]:
-    """Return the records of a recipe's cells that are there, by the cells' names."""
-    found = {cell.name: records.get(recipe.name, cell) for cell in recipe.cells(scale)}
-    return {name: record for name, record in found.items() if record is not None}
+def records_of(recipe: Recipe, scale: Scale, store: Records) -> dict[str, TrialRecord]:
+    """Return the records of a recipe's trials by the trials' names; trials without a record are left out."""
+    records = {trial.name: store.get(recipe.name, trial) for trial in recipe.trials(scale)}
+    return {name: record for name, record in records.items() if record is not None}

@@ -1,45 +1,70 @@
-"""Run a recipe where only torch and numpy are installed.
+"""Run a recipe, or merge records, where only torch and numpy are installed.
 
 python -m fedagrac.paper table-variance --scale paper --out DIR --time-budget 500
+python -m fedagrac.paper merge FROM INTO
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from fedagrac.paper import RECIPES, Cell, Record, Records, records_of, run_cells
-from fedagrac.paper.recipe import rounds_text
+from fedagrac.paper import RECIPES, Records, Trial, TrialRecord, records_of, run_trials
+from fedagrac.paper.grid import GridPoint
 
 
-def main() -> None:
-    """Run the cells of a recipe that are not recorded yet, and print a line for each."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the trials of a recipe that are not recorded yet, or merge one folder of records into another."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["merge"]:
+        merge(given[1:])
+    else:
+        run(given)
+
+
+def merge(arguments: Sequence[str]) -> None:
+    """Take over the records of one folder that are missing in another one or unfinished there."""
+    parser = argparse.ArgumentParser(prog="python -m fedagrac.paper merge")
+    parser.add_argument("source", type=Path, metavar="FROM")
+    parser.add_argument("into", type=Path, metavar="INTO")
+    options = parser.parse_args(arguments)
+    if not options.source.is_dir():
+        parser.error(f"FROM: expected a folder with records, got {options.source}")
+    taken = Records(options.into).merge(Records(options.source))
+    print(f"{taken} records taken over into {options.into}")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run a recipe, print a line for each trial, then the table."""
     parser = argparse.ArgumentParser(prog="python -m fedagrac.paper")
     parser.add_argument("recipe", choices=list(RECIPES))
     parser.add_argument("--scale", choices=["quick", "medium", "paper"], default="quick")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="", help="run cells whose name contains this")
+    parser.add_argument("--out", type=Path, required=True, help="folder for RECIPE.jsonl")
+    parser.add_argument("--only", default="", help="run trials whose name contains this")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--time-budget", type=float, metavar="SECONDS")
-    o = parser.parse_args()
-    recipe, records = RECIPES[o.recipe], Records(o.out)
-
-    def show(cells: list[Cell], found: list[Record]) -> None:
-        if cells and not found:
-            print(f"{cells[0].name} and {len(cells) - 1} others ...", flush=True)
-        for cell, record in zip(cells, found, strict=False):
-            best, seconds = record.outcome["best"], record.outcome["seconds"]
-            reached = "-" if best is None else f"{best:.4f}"  # a regression, or a run that diverged at once
-            print(f"{cell.name}: {rounds_text(record)} rounds, best {reached}, {seconds} s", flush=True)
-
+    options = parser.parse_args(arguments)
+    recipe, store = RECIPES[options.recipe], Records(options.out)
     if recipe.run is not None:
-        cells = [cell for cell in recipe.cells(o.scale) if o.only in cell.name]
-        run_cells(
-            recipe.name, cells, records, functools.partial(recipe.run, data_dir=o.data_dir), o.time_budget, show
-        )
-    table = recipe.table(records_of(recipe, o.scale, records), o.scale)
+        trials = [trial for trial in recipe.trials(options.scale) if options.only in trial.name]
+        run_group = functools.partial(recipe.run, data_dir=options.data_dir)
+        run_trials(recipe.name, trials, store, run_group, options.time_budget, show)
+    table = recipe.table(records_of(recipe, options.scale, store), options.scale)
     print(" | ".join(table.columns), *[" | ".join(row) for row in table.rows], sep="\n")
+
+
+def show(trials: list[Trial], records: list[TrialRecord]) -> None:
+    """Print which trials begin (no records yet), or what they gave."""
+    if trials and not records:
+        print(f"{trials[0].name} and {len(trials) - 1} others ...", flush=True)
+    for trial, record in zip(trials, records, strict=False):
+        best, seconds = record.outcome["best"], record.outcome["seconds"]
+        reached = "-" if best is None else f"{best:.4f}"  # a regression, or a run that diverged at once
+        rounds = GridPoint("", (record,)).rounds()
+        print(f"{trial.name}: {rounds} rounds, best {reached}, {seconds} s", flush=True)
 
 
 if __name__ == "__main__":

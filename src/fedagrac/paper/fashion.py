@@ -6,33 +6,57 @@ from typing import Any, Literal
 
 from fedagrac.paper.recipe import Scale
 
-__all__ = ["DP1", "DP2", "RATES", "TWO", "fashion", "first_epoch", "start_of", "step_counts"]
+__all__ = ["ASSUMPTIONS", "PRESPLIT", "SPLITS", "STEPS", "fashion", "first_epoch", "start_of", "step_counts"]
 
-DP1 = {"kind": "dirichlet", "alpha": 0.3}
-DP2 = {"kind": "shards", "classes": 5}
-TWO = {"kind": "shards", "classes": 2}
+PRESPLIT = "dirichlet-0.1"
+"""The authors' code cuts Fashion-MNIST into these shares beforehand."""
+
+SPLITS: dict[str, dict[str, Any]] = {
+    PRESPLIT: {"partition": {"kind": "dirichlet", "alpha": 0.1, "balance": True, "least": 10}, "seed": 1234},
+    "iid": {"partition": {"kind": "iid"}},
+    "shards-2": {"partition": {"kind": "shards", "classes": 2}},
+    "dirichlet-0.3": {"partition": {"kind": "dirichlet", "alpha": 0.3}},
+}
+"""How the data are split; where no seed is named, the run's seed decides the split."""
+
+STEPS = {"constant": "K = 100", "linear": "K = 250 to 1600", "uniform": "K ~ Uniform(100, 400)"}
+"""The step counts by name: constant ones and two kinds of step asynchronism."""
 
 RATES = {"lr": 0.001, "cnn": 0.03}
 """The paper's learning rates by model."""
 
 EPOCH = 240
-"""Steps in a local epoch: 60,000 pictures, 10 clients, batches of 25."""
+"""Steps in a local epoch of average length: 60,000 pictures, 10 clients, batches of 25."""
+
+ASSUMPTIONS = (
+    "10 clients and batches of 25 (not stated for Fashion-MNIST)",
+    "non-iid data: Dirichlet(0.1) as the authors' code splits Fashion-MNIST beforehand: a client that holds its "
+    "equal share gets nothing more, and every client holds at least as many samples as there are classes. The "
+    "partition's seed is 1234 for every run, as in their code, but our generator is another one, so the shares "
+    "are not theirs sample by sample. The runs' seeds vary the first model, the batches and the step counts",
+    "step asynchronism: K_i = 100 + 150 i for i = 1 to 10 (a line that is commented out in the paper's source), "
+    "and K_i ~ Uniform(100, 400) drawn once per client, as the authors' code offers",
+)
 
 
-def step_counts(uneven: bool, part: int = 1) -> dict[str, Any]:
-    """Return K = 100, or K_i = 100 + 150 i, or so many parts of them.
+def step_counts(kind: str, part: int = 1) -> dict[str, Any]:
+    """Return the step counts of a name in `STEPS`, divided by `part`.
 
     Examples:
-        >>> step_counts(True), step_counts(False, part=5)
-        ({'kind': 'linear', 'first': 100, 'increment': 150}, {'kind': 'constant', 'steps': 20})
+        >>> step_counts("linear"), step_counts("constant", part=5)
+        ({'kind': 'linear', 'first': 250, 'increment': 150}, {'kind': 'constant', 'steps': 20})
+        >>> step_counts("uniform")
+        {'kind': 'uniform', 'lo': 100, 'hi': 400, 'mode': 'fixed'}
     """
-    if uneven:
-        return {"kind": "linear", "first": 100 // part, "increment": 150 // part}
+    if kind == "linear":
+        return {"kind": "linear", "first": 250 // part, "increment": 150 // part}
+    if kind == "uniform":
+        return {"kind": "uniform", "lo": 100 // part, "hi": 400 // part, "mode": "fixed"}
     return {"kind": "constant", "steps": 100 // part}
 
 
 def first_epoch(part: int = 1) -> int | Literal["epoch"]:
-    """Return over how many steps the first gradient is averaged: a local epoch, cut down as the step counts are.
+    """Return how many steps the first gradient averages: a local epoch, divided as the step counts are.
 
     Examples:
         >>> first_epoch(), first_epoch(5)
@@ -42,7 +66,7 @@ def first_epoch(part: int = 1) -> int | Literal["epoch"]:
 
 
 def start_of(model: str, scale: Scale) -> dict[str, str]:
-    """Return how nu starts: at quick the CNN's from zeros, for its gradients over all pictures outlast its rounds.
+    """Return how nu starts: at quick the CNN's starts at zero, because full gradients cost more than its rounds.
 
     Examples:
         >>> start_of("cnn", "quick"), start_of("cnn", "paper")
@@ -52,16 +76,18 @@ def start_of(model: str, scale: Scale) -> dict[str, str]:
 
 
 def fashion(
-    model: str, partition: dict[str, Any], steps: dict[str, Any], rounds: int, algorithm: dict[str, Any]
+    model: str, split: str, steps: dict[str, Any], rounds: int, algorithm: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings of a run at the paper's learning rate for the model, "lr" or "cnn"."""
+    """Return the settings of a run of "lr" or "cnn", at the paper's learning rate unless the algorithm names one.
+
+    `seeded` adds the seeds.
+    """
     return {
-        "data": {"name": "fashion-mnist", "clients": 10, "partition": partition, "seed": 0},
+        "data": {"name": "fashion-mnist", "clients": 10, **SPLITS[split]},
         "model": {"name": "logistic", "features": 784, "classes": 10} if model == "lr" else {"name": "cnn"},
         "algorithm": {"lr": RATES[model], **algorithm},
         "steps": steps,
         "batch_size": 25,
         "rounds": rounds,
-        "seed": 0,
         "tf32": model == "cnn",
     }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedagrac.paper.fashion import DP1, fashion, first_epoch, start_of, step_counts
-from fedagrac.paper.grid import Choice, choices, compare_means, seeded
-from fedagrac.paper.recipe import Found, Recipe, Scale, Table, Verdict
-from fedagrac.paper.records import Cell
+from fedagrac.paper.fashion import ASSUMPTIONS, PRESPLIT, fashion, first_epoch, start_of, step_counts
+from fedagrac.paper.grid import GridPoint, compare_means, final_accuracy, grid_points, seeded, within
+from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
+from fedagrac.paper.records import Trial
 from fedagrac.paper.runner import run_simulations
 
 if TYPE_CHECKING:
@@ -30,13 +31,21 @@ PAPER = {  # constant steps: accuracy in % and +-; of step asynchronism there is
     "increase": (79.21, 0.4),
 }
 
-CONSTANT, ASYNC = "constant/fedagrac", "async/fedagrac"
-TEXT = "async/fedagrac-text"
+CONSTANT, LINEAR, UNIFORM = "constant/fedagrac", "linear/fedagrac", "uniform/fedagrac"
+TEXT = "linear/fedagrac-text"
+"""As the paper's text has it: the first gradient is one stochastic gradient."""
+
+CURVES = {  # how each curve is called in tables and claims
+    CONSTANT: "constant steps",
+    LINEAR: "K = 250 to 1600",
+    TEXT: "K = 250 to 1600, first gradient of one step",
+    UNIFORM: "K ~ Uniform(100, 400)",
+}
 
 COUNTS: dict[str, dict[str, tuple[int, int, tuple[int, ...]]]] = {  # rounds, step counts divided by, seeds
-    "quick": {CONSTANT: (8, 5, (0,)), ASYNC: (8, 25, (0,))},
-    "medium": {CONSTANT: (80, 5, (0,)), ASYNC: (48, 10, (0,)), TEXT: (48, 10, (0,))},
-    "paper": {CONSTANT: (200, 1, (0, 1, 2)), ASYNC: (200, 1, (0,)), TEXT: (200, 1, (0,))},
+    "quick": {CONSTANT: (8, 5, (0,)), LINEAR: (8, 25, (0,))},
+    "medium": {CONSTANT: (80, 5, (0,)), LINEAR: (48, 10, (0,)), TEXT: (48, 10, (0,)), UNIFORM: (48, 10, (0,))},
+    "paper": dict.fromkeys(CURVES, (200, 1, (0, 1, 2))),
 }
 
 
@@ -47,52 +56,54 @@ def _rates(scale: Scale, rounds: int) -> dict[str, float | dict[str, float]]:
     return {**named, "increase": {"0": 0.1, str(rounds // 4): 0.5, str(3 * rounds // 4): 1.0}}
 
 
-def _cells(scale: Scale) -> list[Cell]:
-    found = []
+def _trials(scale: Scale) -> list[Trial]:
+    """Return the runs, all curves of one seed before the next seed."""
+    trials = []
     for name, (rounds, part, seeds) in COUNTS[scale].items():
-        steps = step_counts(name != CONSTANT, part)
+        steps = step_counts(name.partition("/")[0], part)
         for label, rate in _rates(scale, rounds).items():
             if name == TEXT and label == "lambda=0":
                 continue  # nothing is calibrated, so nothing is estimated
             first: Any = 1 if name == TEXT else first_epoch(part)
             algorithm = {"name": "fedagrac", "calibration": rate, "first_steps": first, **start_of("cnn", scale)}
-            found += seeded(f"{name}/{label}", fashion("cnn", DP1, steps, rounds, algorithm), seeds)
-    return found
+            trials += seeded(f"{name}/{label}", fashion("cnn", PRESPLIT, steps, rounds, algorithm), seeds)
+    return sorted(trials, key=lambda trial: int(trial.settings["seed"]))
 
 
-def _curve(found: Found, name: str) -> dict[str, Choice]:
-    """Return what each lambda gave; one stochastic gradient changes nothing where nothing is calibrated."""
-    there = {choice.setting: choice for choice in choices(found, name)}
-    if name == TEXT and there:
-        there |= {c.setting: c for c in choices(found, ASYNC) if c.setting == "lambda=0"}
-    return there
+def _curve(records: TrialRecords, name: str) -> dict[str, GridPoint]:
+    """Return what each lambda gave. At lambda = 0 it does not matter which first gradient is taken."""
+    points = {point.setting: point for point in grid_points(records, name)}
+    if name == TEXT and points:
+        points |= {p.setting: p for p in grid_points(records, LINEAR) if p.setting == "lambda=0"}
+    return points
 
 
-def _table(found: Found, scale: Scale) -> Table:
-    curves = [_curve(found, name) for name in (CONSTANT, ASYNC, TEXT)]
+def _table(records: TrialRecords, scale: Scale) -> Table:
+    curves = [_curve(records, name) for name in CURVES]
     rows = []
     for label, (accuracy, spread) in PAPER.items():
         ours = [_text(curve.get(label)) for curve in curves]
         rows.append((label, f"{ours[0]} / {accuracy} +- {spread}", *ours[1:]))
-    columns = "lambda", "constant steps ours / paper", "step async", "step async, first gradient of one step"
-    return Table(columns, tuple(rows))
+    return Table(("lambda", "constant steps ours / paper", *list(CURVES.values())[1:]), tuple(rows))
 
 
-def _text(choice: Choice | None) -> str:
-    return "-" if choice is None else choice.percent() + ("" if choice.finished else " (cut off)")
+def _text(point: GridPoint | None) -> str:
+    return "-" if point is None else point.percent() + ("" if point.finished else " (cut off)")
 
 
-def _best(curve: dict[str, Choice], labels: tuple[str, ...]) -> Choice | None:
-    there = [curve[label] for label in labels if label in curve]
-    return max(there, key=lambda choice: choice.mean() or 0.0, default=None)
+def _best(curve: dict[str, GridPoint], labels: tuple[str, ...]) -> GridPoint | None:
+    """Return the lambda that is best with the first seed."""
+    points = [curve[label] for label in labels if label in curve]
+    chosen = max(points, key=lambda point: final_accuracy(point.records[0]) or 0.0, default=None)
+    return None if chosen is None else replace(chosen, rivals=len(points))
 
 
 INTERIOR = tuple(f"lambda={value:g}" for value in LAMBDAS[1:-1])
 ENDS = ("lambda=0", "lambda=1")
 
 
-def _claims(found: Found) -> list[Verdict]:
-    curve = _curve(found, CONSTANT)
+def _claims(records: TrialRecords) -> list[Verdict]:
+    curve = _curve(records, CONSTANT)
     middle = _best(curve, ("lambda=0.05", "lambda=0.1"))
     at_best = _best(curve, (*ENDS, *INTERIOR)) if middle and all(end in curve for end in ENDS) else None
     verdicts = [
@@ -101,40 +112,27 @@ def _claims(found: Found) -> list[Verdict]:
     for end in ENDS:
         claim = f"constant steps: lambda 0.05 or 0.1 is better than {end}"
         verdicts.append(_named(compare_means(claim, middle, curve.get(end)), middle, None))
-    for name, reading in ((ASYNC, "step async"), (TEXT, "step async, first gradient of one step")):
-        curve = _curve(found, name)
+    for name in (LINEAR, TEXT, UNIFORM):
+        curve, words = _curve(records, name), CURVES[name]
         inside = _best(curve, INTERIOR) if "lambda=0.05" in curve else None
         outside = _best(curve, ENDS) if all(end in curve for end in ENDS) else None
-        verdicts.append(_like_fedavg(f"{reading}: lambda=0.001 ends within 1 point of FedAvg", curve))
-        claim = f"{reading}: lambda=1 over-calibrates, it ends below the best lambda between"
+        claim = f"{words}: lambda=0.001 ends within 1 point of FedAvg"
+        verdicts.append(within(claim, curve.get("lambda=0.001"), curve.get("lambda=0"), 0.01))
+        claim = f"{words}: lambda=1 over-calibrates, it ends below the best lambda between"
         verdicts.append(_named(compare_means(claim, inside, curve.get("lambda=1")), inside, None))
-        claim = f"{reading}: a lambda between 0 and 1 is better than both"
+        claim = f"{words}: a lambda between 0 and 1 is better than both"
         verdicts.append(_named(compare_means(claim, inside, outside), inside, outside))
     return verdicts
 
 
-def _like_fedavg(claim: str, curve: dict[str, Choice]) -> Verdict:
-    small, none = curve.get("lambda=0.001"), curve.get("lambda=0")
-    numbers = f"{_text(small)} against {_text(none)}"
-    if small is None or none is None or not (small.finished and none.finished):
-        return Verdict(claim, "not decided", numbers)
-    a, b = small.mean(), none.mean()
-    if a is None or b is None:
-        return Verdict(claim, "not decided", numbers)
-    if abs(a - b) <= 0.01:
-        return Verdict(claim, "holds", numbers)
-    noisy = abs(a - b) - 0.01 < max(small.spread(), none.spread())
-    return Verdict(claim, "not decided" if noisy else "does not hold", numbers)
-
-
-def _named(verdict: Verdict, higher: Choice | None, lower: Choice | None) -> Verdict:
-    """Say which lambda was the best."""
-    notes = [choice.setting for choice in (higher, lower) if choice is not None]
+def _named(verdict: Verdict, higher: GridPoint | None, lower: GridPoint | None) -> Verdict:
+    """Return the verdict with the names of the lambdas that were chosen as the best."""
+    notes = [point.setting for point in (higher, lower) if point is not None]
     numbers = verdict.numbers + (f" (best: {' against '.join(notes)})" if notes else "")
     return Verdict(verdict.claim, verdict.verdict, numbers)
 
 
-def _picture(found: Found, scale: Scale) -> Figure:
+def _picture(records: TrialRecords, scale: Scale) -> Figure:
     """Draw accuracy against lambda: constant steps with the paper's figures, and step asynchronism."""
     from fedagrac.report.pictures import new_figure, paper_style
 
@@ -143,16 +141,17 @@ def _picture(found: Found, scale: Scale) -> Figure:
         left, right = figure.subplots(1, 2)
         theirs = {label: value for label, (value, _) in PAPER.items()}
         _draw(left, theirs, {k: v for k, (_, v) in PAPER.items()}, "paper", "0.45", "s--")
-        for axes, name, label, colour, marks in (
-            (left, CONSTANT, "ours", "#dd2c22", "o-"),
-            (right, ASYNC, "first epoch's gradient", "#dd2c22", "o-"),
-            (right, TEXT, "one step's gradient", "#d44a9b", "^-."),
+        for axes, name, label, colour, marks, aside in (
+            (left, CONSTANT, "ours", "#dd2c22", "o-", 0.0),
+            (right, LINEAR, "K = 250 to 1600", "#dd2c22", "o-", -0.2),
+            (right, TEXT, "one step's gradient", "#d44a9b", "^-.", 0.0),
+            (right, UNIFORM, "K ~ Uniform(100, 400)", "#3b6fb6", "v:", 0.2),
         ):
-            curve = _curve(found, name)
+            curve = _curve(records, name)
             values = {key: 100 * mean for key, c in curve.items() if (mean := c.mean()) is not None}
-            spreads = {key: 100 * c.spread() for key, c in curve.items()}
-            _draw(axes, values, spreads, label, colour, marks)
-            _mark_diverged(axes, curve, colour)
+            bars = {key: 100 * c.half_width() for key, c in curve.items()}
+            _draw(axes, values, bars, label, colour, marks)
+            _mark_diverged(axes, curve, colour, aside)
         for axes, title in ((left, "constant steps"), (right, "step asynchronism")):
             axes.set_title(title, fontsize=9)
             axes.set_xlabel("calibration rate $\\lambda$")
@@ -162,18 +161,18 @@ def _picture(found: Found, scale: Scale) -> Figure:
             axes.spines[["top", "right"]].set_visible(False)
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False, fontsize=7.5)
-        rounds = COUNTS[scale][CONSTANT][0], COUNTS[scale][ASYNC][0]
+        rounds = COUNTS[scale][CONSTANT][0], COUNTS[scale][LINEAR][0]
         left.set_ylabel(f"test accuracy after {rounds[0]} rounds (%)")
         right.set_ylabel(f"test accuracy after {rounds[1]} rounds (%)")
     return figure
 
 
-def _mark_diverged(axes: Axes, curve: dict[str, Choice], colour: str) -> None:
-    """Say at which lambda a run diverged; the second curve of a panel says it beside the first."""
+def _mark_diverged(axes: Axes, curve: dict[str, GridPoint], colour: str, aside: float) -> None:
+    """Write "diverged" at each lambda whose runs diverged, a little aside so that no two labels overlap."""
     for i, value in enumerate(LAMBDAS):
-        choice = curve.get(f"lambda={value:g}")
-        if choice is not None and choice.mean() is None:
-            place = (i + (0.16 if colour != "#dd2c22" else -0.16), 0.03)
+        point = curve.get(f"lambda={value:g}")
+        if point is not None and point.mean() is None:
+            place = (i + aside, 0.03)
             axes.annotate(
                 "diverged", place, xycoords=("data", "axes fraction"), rotation=90, color=colour, fontsize=7,
                 ha="center", va="bottom",
@@ -181,15 +180,15 @@ def _mark_diverged(axes: Axes, curve: dict[str, Choice], colour: str) -> None:
 
 
 def _draw(
-    axes: Axes, values: dict[str, float], spreads: dict[str, float], label: str, colour: str, marks: str
+    axes: Axes, values: dict[str, float], widths: dict[str, float], label: str, colour: str, marks: str
 ) -> None:
-    """Draw one curve with bars of its spread, and the schedule "Increase" as a level."""
+    """Draw one curve with bars, and the schedule "Increase" as a level."""
     places = {f"lambda={value:g}": i for i, value in enumerate(LAMBDAS)}
-    there = [key for key in places if key in values]
-    if there:
+    present = [key for key in places if key in values]
+    if present:
         aside = 0.06 if label == "paper" else 0.0  # so that bars do not cover each other
-        x, y = [places[key] + aside for key in there], [values[key] for key in there]
-        bars = [spreads.get(key, 0.0) for key in there]
+        x, y = [places[key] + aside for key in present], [values[key] for key in present]
+        bars = [widths.get(key, 0.0) for key in present]
         shown = bars if any(bars) else None
         axes.errorbar(x, y, shown, fmt=marks, color=colour, lw=1.4, ms=4, elinewidth=0.9, capsize=2, label=label)
     if "increase" in values:
@@ -202,18 +201,18 @@ RECIPE = Recipe(
     name="figure-lambda",
     title="FedaGrac's accuracy after 200 rounds against lambda, 2-layer CNN, Fashion-MNIST, 10 clients",
     assumptions=(
-        "10 clients, batch size 25, K = 100 or K_i = 100 + 150 i as in table1; non-iid data: Dirichlet(0.3)",
-        "accuracy after 200 rounds: the mean of the last 10 evaluations; +-: standard deviation over seeds, 3 "
-        "with constant steps, one with step asynchronism",
+        *ASSUMPTIONS,
+        "accuracy after 200 rounds: the mean of the last 10 evaluations, over 3 seeds; +-: half the width of "
+        "the 95 % interval (the paper does not say how it computes its +-)",
         "lambda = 0 is FedaGrac with calibration 0, which is FedAvg",
         "first gradient: the mean of the first local epoch, as in the authors' code, and beside it the paper's "
-        "text, one stochastic gradient; with constant steps nobody is fast, nobody sends a first gradient, and "
-        "the two are the same algorithm",
-        "quick: 5 values of lambda, nu from zeros, 8 rounds, step counts divided by 5 (constant) and 25 (step "
-        "async); medium: 80 and 48 rounds, divided by 5 and 10; the first epoch (240 steps) and Increase's "
-        "breakpoints shrink along; one seed",
+        "text, one stochastic gradient. With constant steps no client is fast, so none sends a first gradient, "
+        "and the two are the same algorithm",
+        "quick: 4 values of lambda and Increase, nu from zeros, 8 rounds, step counts divided by 5 (constant) "
+        "and 25 (K = 250 to 1600); medium: 80 and 48 rounds, divided by 5 and 10; the first epoch (240 steps) "
+        "and Increase's breakpoints shrink along; one seed",
     ),
-    cells=_cells,
+    trials=_trials,
     table=_table,
     claims=_claims,
     run=run_simulations,

@@ -17,8 +17,8 @@ from fedagrac.algorithms import algorithm
 from fedagrac.callbacks import Callback
 from fedagrac.data.federation import Federation
 from fedagrac.heterogeneity import Explicit
-from fedagrac.paper.recipe import Found, Recipe, Scale, Table, Verdict
-from fedagrac.paper.records import Cell
+from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
+from fedagrac.paper.records import Trial
 from fedagrac.paper.runner import Deadline, one_by_one, outcome_of
 from fedagrac.rounds.api import simulate
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedagrac.rounds.api import Run
+    from fedagrac.rounds.loop import Run
+    from fedagrac.rounds.record import RoundRecord
 
 __all__ = ["RECIPE"]
 
@@ -65,11 +66,11 @@ STRAIGHT = 0.05
 def _points(problem: dict[str, Any]) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
     """Return each client's x and y."""
     generator = np.random.Generator(np.random.Philox(0))
-    found = []
+    clients = []
     for a, b, low, high in zip(*(problem[key] for key in ("slopes", "intercepts", "from", "to")), strict=True):
         x = np.linspace(low, high, problem["points"])
-        found.append((x, a * x + b + problem["noise"] * generator.standard_normal(len(x))))
-    return found
+        clients.append((x, a * x + b + problem["noise"] * generator.standard_normal(len(x))))
+    return clients
 
 
 def _least_squares(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -92,14 +93,14 @@ def _start(problem: dict[str, Any], number: int) -> list[float]:
     return [float(v) for v in start.round(3)]
 
 
-def _cells(scale: Scale) -> list[Cell]:
-    found = []
+def _trials(scale: Scale) -> list[Trial]:
+    trials = []
     for panel, problem in PROBLEMS.items():
         for i in range(STARTS):
             settings = {"problem": problem, "steps": STEPS, "rounds": ROUNDS, "start": _start(problem, i)}
             for name, chosen in ALGORITHMS.items():
-                found.append(Cell(f"{panel}-start{i}/{name}", {**settings, "algorithm": chosen}))
-    return found
+                trials.append(Trial(f"{panel}-start{i}/{name}", {**settings, "algorithm": chosen}))
+    return trials
 
 
 class _Path(Callback):
@@ -110,9 +111,13 @@ class _Path(Callback):
 
     def on_start(self, run: Run) -> None:
         """Keep the start."""
-        self.on_round(run, {})
+        self._keep(run)
 
-    def on_round(self, run: Run, record: dict[str, Any]) -> None:
+    def on_round(self, run: Run, record: RoundRecord) -> None:
+        """Keep where the round ended."""
+        self._keep(run)
+
+    def _keep(self, run: Run) -> None:
         """Keep a and b, to eight digits."""
         self.points.append([float(f"{v:.8g}") for v in run.state["x"].tolist()])
 
@@ -179,9 +184,9 @@ class Trip:
         return self.off < STRAIGHT and self.left < ARRIVED
 
 
-def _worst(found: Found, panel: str, name: str) -> Trip | None:
+def _worst(records: TrialRecords, panel: str, name: str) -> Trip | None:
     """Return the worst of an algorithm's paths in each respect; None unless all starts ran to an end."""
-    there = [found.get(f"{panel}-start{i}/{name}") for i in range(STARTS)]
+    there = [records.get(f"{panel}-start{i}/{name}") for i in range(STARTS)]
     paths = [record.outcome["path"] for record in there if record is not None and record.finished]
     if len(paths) < STARTS:
         return None
@@ -189,20 +194,20 @@ def _worst(found: Found, panel: str, name: str) -> Trip | None:
     return Trip(*(max(values) for values in zip(*map(astuple, trips), strict=True)))
 
 
-def _table(found: Found, scale: Scale) -> Table:
+def _table(records: TrialRecords, scale: Scale) -> Table:
     rows = []
     for panel in PROBLEMS:
         for name in ALGORITHMS:
-            trip = _worst(found, panel, name)
+            trip = _worst(records, panel, name)
             rows.append((panel, name, *(["-"] * 4 if trip is None else [f"{part:.2%}" for part in astuple(trip)])))
     columns = ("left to the minimiser", "off the line to it", "past it", "off the way that ends there")
     return Table(("problem", "algorithm", *columns), tuple(rows))
 
 
-def _claims(found: Found) -> list[Verdict]:
+def _claims(records: TrialRecords) -> list[Verdict]:
     verdicts = []
     for panel in PROBLEMS:
-        trips = {name: _worst(found, panel, name) for name in ALGORITHMS}
+        trips = {name: _worst(records, panel, name) for name in ALGORITHMS}
         for name in ("fedagrac", *list(ALGORITHMS)[:-1]):
             trip, ours = trips[name], name == "fedagrac"
             claim = f"{panel}: {name} {'keeps' if ours else 'does not keep'} the direction to the minimiser"
@@ -222,7 +227,7 @@ def _claims(found: Found) -> list[Verdict]:
     return verdicts
 
 
-def _picture(found: Found, scale: Scale) -> Figure:
+def _picture(records: TrialRecords, scale: Scale) -> Figure:
     """Draw paths from one start over the contours of the global loss, and the distances of all rounds below."""
     from fedagrac.report.pictures import add_legend, new_figure, paper_style, stroke
     from fedagrac.report.style import Look, look_of
@@ -236,7 +241,7 @@ def _picture(found: Found, scale: Scale) -> Figure:
         for top, bottom, (panel, problem) in zip(above, below, PROBLEMS.items(), strict=True):
             goal = _minimiser(problem)
             for name, look in looks.items():
-                record = found.get(f"{panel}-start{SHOWN}/{name}")
+                record = records.get(f"{panel}-start{SHOWN}/{name}")
                 if record is not None:
                     path = np.array(record.outcome["path"])
                     # thin lines over the thick one: some coincide
@@ -299,7 +304,7 @@ RECIPE = Recipe(
         "as is usual, and beside it from gradients too (scaffold-full)",
         "the same problem at every scale",
     ),
-    cells=_cells,
+    trials=_trials,
     table=_table,
     claims=_claims,
     run=one_by_one(run_path),

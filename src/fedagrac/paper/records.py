@@ -1,32 +1,48 @@
-"""Records: the outcome of one run of a recipe, as a small JSON file named after its settings.
+"""Records: the outcomes of a recipe's runs, one line each in RECIPE.jsonl.
 
-A run that is recorded is not run again, so recipes can be stopped, continued, and filled in over days and
-machines.
+A run that is recorded is not run again, so recipes can be stopped, continued, and filled in over days and machines.
+The lines are sorted by the trials' names. Environments, which many runs share, are in environments.json under short
+keys.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedagrac.files import make_folder, write_atomically
+from fedagrac.files import make_folder, opener, write_atomically
 from fedagrac.parsing import parse_json
+from fedagrac.storage.claims import LOCK
 
-__all__ = ["Cell", "Record", "Records"]
+__all__ = ["ENVIRONMENTS", "Records", "Trial", "TrialRecord", "key_of"]
+
+ENVIRONMENTS = "environments.json"
+"""The file with the environments by key."""
+
+
+def key_of(value: object) -> str:
+    """Return a short hash of a JSON value; the order of keys does not matter.
+
+    Examples:
+        >>> key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
+        True
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """One run of a recipe.
 
     Attributes:
-        name: where it belongs, such as "alexnet-dp1-v10000-fixed/fedagrac".
+        name: where it belongs, such as "alexnet-dp1-v10000-fixed/fedagrac/lr=0.03/seed0".
         settings: everything that decides the outcome.
-        recipe: whose folder holds the record, where the run of another recipe is shown.
+        recipe: the recipe that keeps the record, where a recipe shows the run of another one.
     """
 
     name: str
@@ -38,74 +54,177 @@ class Cell:
         """A short hash of the settings.
 
         Examples:
-            >>> Cell("a", {"lr": 0.1}).key == Cell("b", {"lr": 0.1}).key
+            >>> Trial("a", {"lr": 0.1}).key == Trial("b", {"lr": 0.1}).key
             True
         """
-        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:12]
+        return key_of(self.settings)
 
 
 @dataclass(frozen=True)
-class Record:
-    """What came out: the settings, the outcome, and where it was run."""
+class TrialRecord:
+    """What a run gave.
 
-    cell: str
+    Attributes:
+        trial: the name of the trial when it was run.
+        settings: its settings.
+        outcome: curves and numbers.
+        environment: versions and machine.
+    """
+
+    trial: str
     settings: dict[str, Any]
     outcome: dict[str, Any]
     environment: dict[str, Any]
 
     @property
     def finished(self) -> bool:
-        """Whether the run went on to its end; one that ran out of time did not."""
+        """Whether the run came to its end; one that ran out of time did not."""
         return bool(self.outcome.get("finished", True))
+
+    def replaces(self, other: TrialRecord | None) -> bool:
+        """Say whether this record is worth more than another one of the same settings.
+
+        Examples:
+            >>> half = TrialRecord("a", {}, {"rounds": 3, "finished": False}, {})
+            >>> whole = TrialRecord("a", {}, {"rounds": 9, "finished": True}, {})
+            >>> whole.replaces(half), half.replaces(whole), half.replaces(None), whole.replaces(whole)
+            (True, False, True, False)
+        """
+        if other is None or other.finished:
+            return other is None
+        return self.finished or self.outcome.get("rounds", 0) > other.outcome.get("rounds", 0)
 
 
 class Records:
-    """The records of a folder, one file each."""
+    """The records of a folder, one file per recipe.
+
+    Reading takes a file again only when it has changed. Writing replaces the whole file at once, under a lock, so
+    that several processes can write to one folder.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._read: dict[str, tuple[object, dict[str, TrialRecord]]] = {}
 
-    def path(self, recipe: str, cell: Cell) -> Path:
-        """Return where the record of a cell is."""
-        safe = "".join(c if c.isalnum() or c in "-." else "_" for c in cell.name)
-        return self.folder / (cell.recipe or recipe) / f"{safe}-{cell.key}.json"
+    def path(self, recipe: str) -> Path:
+        """Return the file with the records of a recipe."""
+        return self.folder / f"{recipe}.jsonl"
 
-    def get(self, recipe: str, cell: Cell) -> Record | None:
-        """Return the record of a cell, or None where there is none or the file is damaged."""
+    def recipes(self) -> list[str]:
+        """Return the names of the recipes that have records."""
+        return sorted(path.stem for path in self.folder.glob("*.jsonl"))
+
+    def all(self, recipe: str) -> dict[str, TrialRecord]:
+        """Return every record of a recipe by the key of its settings; lines that are no records are left out."""
+        state = _state(self.path(recipe)), _state(self.folder / ENVIRONMENTS)
+        known = self._read.get(recipe)
+        if known is None or known[0] != state:
+            known = state, self._parsed(recipe)[0]
+            self._read[recipe] = known
+        return dict(known[1])
+
+    def get(self, recipe: str, trial: Trial) -> TrialRecord | None:
+        """Return the record of a trial, or None."""
+        return self.all(trial.recipe or recipe).get(trial.key)
+
+    def put(self, recipe: str, trial: Trial, outcome: dict[str, Any], environment: dict[str, Any]) -> TrialRecord:
+        """Write the record of a trial, in place of an older one, and return it."""
+        record = TrialRecord(trial.name, trial.settings, outcome, environment)
+        self.update(trial.recipe or recipe, [record])
+        return record
+
+    def update(self, recipe: str, records: Iterable[TrialRecord]) -> None:
+        """Write records of a recipe, in place of older ones with the same settings."""
+        make_folder(self.folder)
+        with _locked(self.folder):
+            known, unreadable = self._parsed(recipe)
+            known |= {key_of(record.settings): record for record in records}
+            places = self._environments() | {key_of(r.environment): r.environment for r in known.values()}
+            table = json.dumps(places, indent=1, sort_keys=True) + "\n"
+            write_atomically(self.folder / ENVIRONMENTS, table.encode())
+            ordered = sorted(known.items(), key=lambda item: (item[1].trial, item[0]))
+            lines = [_line(record) for _, record in ordered] + unreadable
+            content = "".join(f"{line}\n" for line in lines)
+            write_atomically(self.path(recipe), content.encode("utf-8", "surrogateescape"))
+
+    def merge(self, other: Records) -> int:
+        """Take over the records of another folder that are missing here or unfinished; return how many those were."""
+        taken = 0
+        for recipe in other.recipes():
+            present = self.all(recipe)
+            better = [r for key, r in other.all(recipe).items() if r.replaces(present.get(key))]
+            if better:
+                self.update(recipe, better)
+            taken += len(better)
+        return taken
+
+    def _environments(self) -> dict[str, dict[str, Any]]:
         try:
-            table = parse_json(self.path(recipe, cell).read_bytes())
-            parts = [table["settings"], table["outcome"], table["environment"]]
-            return Record(str(table["cell"]), *parts) if all(isinstance(part, dict) for part in parts) else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+            table = parse_json((self.folder / ENVIRONMENTS).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(table, dict):
+            return {}
+        return {key: value for key, value in table.items() if isinstance(value, dict)}
 
-    def put(self, recipe: str, cell: Cell, outcome: dict[str, Any], environment: dict[str, Any]) -> Record:
-        """Write the record of a cell."""
-        path = self.path(recipe, cell)
-        make_folder(path.parent)
-        table = {"cell": cell.name, "settings": cell.settings, "environment": environment, "outcome": outcome}
-        write_atomically(path, _lines(table).encode())
-        return Record(cell.name, cell.settings, outcome, environment)
+    def _parsed(self, recipe: str) -> tuple[dict[str, TrialRecord], list[str]]:
+        """Return the records in a recipe's file by key, and the lines that are none."""
+        try:
+            text = self.path(recipe).read_bytes().decode("utf-8", "surrogateescape")
+        except OSError:
+            return {}, []
+        environments = self._environments()
+        records, unreadable = {}, []
+        for line in text.splitlines():
+            record = _record(line, environments)
+            if record is not None:
+                records[key_of(record.settings)] = record
+            elif line.strip():
+                unreadable.append(line)
+        return records, unreadable
 
 
-def _lines(table: Mapping[str, object]) -> str:
-    """Return JSON with a line for each key of the two outer levels, so that a curve is one line.
-
-    Examples:
-        >>> print(_lines({"cell": "a", "outcome": {"rounds": 2, "accuracy": [0.1, 0.2]}}), end="")
+def _line(record: TrialRecord) -> str:
+    return json.dumps(
         {
-        "cell": "a",
-        "outcome": {
-         "rounds": 2,
-         "accuracy": [0.1, 0.2]
+            "trial": record.trial,
+            "settings": record.settings,
+            "environment": key_of(record.environment),
+            "outcome": record.outcome,
         }
-        }
-    """
-    parts = []
-    for key, value in table.items():
-        text = json.dumps(value)
-        if isinstance(value, dict) and value:
-            inner = ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
-            text = f"{{\n{inner}\n}}"
-        parts.append(f"{json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+    )
+
+
+def _record(line: str, environments: dict[str, dict[str, Any]]) -> TrialRecord | None:
+    """Read a line, or return None if it is invalid or its environment is unknown."""
+    try:
+        table = parse_json(line)
+        trial, settings, outcome, place = (table[key] for key in ("trial", "settings", "outcome", "environment"))
+    except (ValueError, KeyError, TypeError):
+        return None
+    environment = environments.get(place) if isinstance(place, str) else place
+    if not (isinstance(trial, str) and all(isinstance(part, dict) for part in (settings, outcome, environment))):
+        return None
+    return TrialRecord(trial, settings, outcome, environment)
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes when a file is replaced, or None where it does not exist."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns, facts.st_size
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which ends with the process; systems without fcntl do not keep writers apart."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with open(folder / LOCK, "w", opener=opener) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,4 +1,4 @@
-"""Run the cells of a recipe: those without a record, until the time is up."""
+"""Run the trials of a recipe: those without a record, until the time is up."""
 
 from __future__ import annotations
 
@@ -10,40 +10,39 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedagrac import heterogeneity, models
-from fedagrac.algorithms import Algorithm, algorithm
 from fedagrac.callbacks import Callback
-from fedagrac.callbacks.run_folder import environment
-from fedagrac.core.schedule import Piecewise
-from fedagrac.core.streams import first_weights
-from fedagrac.data import partitions as partition
-from fedagrac.data.federation import Federation
-from fedagrac.rounds.api import Stop, simulate_many
+from fedagrac.experiments.build import build_algorithm, build_federation, build_model, build_steps
+from fedagrac.rounds.api import run_on
+from fedagrac.rounds.fleet import Simulated
+from fedagrac.rounds.setup import Setup
+from fedagrac.rounds.stop import Stop
+from fedagrac.storage.environment import environment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import nn
+    from fedagrac.data.federation import Federation
+    from fedagrac.paper.records import Records, Trial, TrialRecord
+    from fedagrac.rounds.loop import Run
+    from fedagrac.rounds.record import History, RoundRecord
 
-    from fedagrac.paper.records import Cell, Record, Records
-    from fedagrac.rounds.api import Run
-    from fedagrac.rounds.record import History
-
-__all__ = ["Deadline", "one_by_one", "outcome_of", "run_cells", "run_simulations"]
+__all__ = [
+    "Deadline",
+    "GiveUp",
+    "StopAtTarget",
+    "first_round",
+    "one_by_one",
+    "outcome_of",
+    "run_simulations",
+    "run_trials",
+    "smoothed",
+]
 
 RunGroup = Callable[[Sequence[dict[str, Any]], "Deadline"], list[dict[str, Any]]]
 """How settings that belong together are run: an outcome for each, which says whether it is "finished"."""
 
 SIDE_BY_SIDE = ("logistic", "cnn")
 """Models so small that a grid of runs costs little more than one."""
-
-PARTITIONS = {"iid": partition.IID, "dirichlet": partition.Dirichlet, "shards": partition.Shards}
-STEPS = {
-    "constant": heterogeneity.Constant,
-    "gaussian": heterogeneity.Gaussian,
-    "linear": heterogeneity.Linear,
-    "extreme": heterogeneity.Extreme,
-}
 
 
 class Deadline(Callback):
@@ -54,12 +53,48 @@ class Deadline(Callback):
         self.seen = seen
         self.passed = False
 
-    def on_round(self, run: Run, record: dict[str, Any]) -> None:
+    def on_round(self, run: Run, record: RoundRecord) -> None:
         """Look at the clock."""
         self.seen()
         if self.at is not None and time.monotonic() > self.at:
             self.passed = True
             run.stop("the time budget is spent")
+
+
+def smoothed(curve: Sequence[float], window: int) -> list[float]:
+    """Return the mean over a centred window of every value; at the ends of the curve the window is shorter.
+
+    Examples:
+        >>> smoothed([1.0, 2.0, 6.0, 3.0], 3)
+        [1.5, 3.0, 3.6666666666666665, 4.5]
+    """
+    side = window // 2
+    parts = [curve[max(0, i - side) : i + side + 1] for i in range(len(curve))]
+    return [sum(part) / len(part) for part in parts]
+
+
+def first_round(curve: Sequence[float], target: float, window: int = 1) -> int | None:
+    """Return the first round at which the smoothed curve is at or above the target, or None.
+
+    Examples:
+        >>> first_round([0.1, 0.9, 0.2, 0.8, 0.9, 0.8], 0.8), first_round([0.1, 0.9, 0.2, 0.8, 0.9, 0.8], 0.8, 3)
+        (2, 5)
+    """
+    return next((i for i, value in enumerate(smoothed(curve, window), 1) if value >= target), None)
+
+
+class StopAtTarget(Callback):
+    """Ends a run when its smoothed accuracy has reached the target, which is known half a window later."""
+
+    def __init__(self, target: float, window: int) -> None:
+        self.target = target
+        self.window = window
+
+    def on_round(self, run: Run, record: RoundRecord) -> None:
+        """Average the last rounds, as many as there are up to a whole window."""
+        last = [a for a in run.history.column("test_accuracy")[-self.window :] if a is not None]
+        if len(last) > self.window // 2 and sum(last) / len(last) >= self.target:
+            run.stop(f"{self.target} reached over {self.window} rounds")
 
 
 class GiveUp(Callback):
@@ -69,57 +104,68 @@ class GiveUp(Callback):
         self.rounds = rounds
         self.target = target
 
-    def on_round(self, run: Run, record: dict[str, Any]) -> None:
+    def on_round(self, run: Run, record: RoundRecord) -> None:
         """Look at the rounds so far."""
         if len(run.history) == self.rounds and run.history.rounds_to(self.target) is None:
             run.stop(f"{self.target} not reached in {self.rounds} rounds")
 
 
-def run_cells(
+def run_trials(
     recipe: str,
-    cells: Iterable[Cell],
-    records: Records,
+    trials: Iterable[Trial],
+    store: Records,
     run: RunGroup,
     time_budget: float | None = None,
-    show: Callable[[list[Cell], list[Record]], None] = lambda cells, records: None,
+    show: Callable[[list[Trial], list[TrialRecord]], None] = lambda trials, records: None,
     seen: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Run every cell that has no finished record; return whether all have one now.
+    """Run every trial that has no finished record, and return whether all have one now.
 
-    Cells of a small model that differ in the algorithm alone run side by side. A run that the budget cuts off is
-    recorded as unfinished: its table says so, and it is run anew another time. `show` is told of the cells that
-    were done before, then of every group that begins (with no records yet) and ends; `seen` of every round.
+    Trials of a small model that differ in the algorithm alone run side by side. A run that the budget cuts off is
+    recorded as unfinished; it begins anew in a later call.
+
+    Args:
+        recipe: whose records are written.
+        trials: what to run, in this order.
+        store: where the records are.
+        run: runs a group of settings.
+        time_budget: seconds after which no run begins and the present one ends.
+        show: called with the trials that were recorded before, then with every group when it begins (without
+            records) and when it ends (with them).
+        seen: called after every round.
     """
     end = None if time_budget is None else time.monotonic() + time_budget
-    before = [(cell, records.get(recipe, cell)) for cell in cells]
-    done = [(cell, record) for cell, record in before if record is not None and record.finished]
-    show([cell for cell, _ in done], [record for _, record in done])
+    before = [(trial, store.get(recipe, trial)) for trial in trials]
+    done = [(trial, record) for trial, record in before if record is not None and record.finished]
+    show([trial for trial, _ in done], [record for _, record in done])
     complete = True
-    for group in _groups(cell for cell, record in before if record is None or not record.finished):
+    for group in _groups(trial for trial, record in before if record is None or not record.finished):
         if end is not None and time.monotonic() > end:
             return False
         show(group, [])
         begun = time.monotonic()
-        outcomes = run([cell.settings for cell in group], Deadline(end, seen))
+        outcomes = run([trial.settings for trial in group], Deadline(end, seen))
         shared = {"seconds": round(time.monotonic() - begun, 1), "together": len(group)}
         written = []
-        for cell, outcome in zip(group, outcomes, strict=True):
-            kept = records.get(recipe, cell)
+        for trial, outcome in zip(group, outcomes, strict=True):
+            kept = store.get(recipe, trial)
             if kept is None or outcome["finished"] or outcome["rounds"] > kept.outcome["rounds"]:
-                kept = records.put(recipe, cell, {**outcome, **shared}, environment(_device()))
+                kept = store.put(recipe, trial, {**outcome, **shared}, environment(_device()))
             written.append(kept)
             complete = complete and outcome["finished"]
         show(group, written)
     return complete
 
 
-def _groups(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """Return the cells that run side by side, in the order of the first of each group."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        small = cell.settings.get("model", {}).get("name") in SIDE_BY_SIDE
-        shared = {key: value for key, value in cell.settings.items() if key != "algorithm"} if small else cell.key
-        groups.setdefault(json.dumps(shared, sort_keys=True), []).append(cell)
+def _groups(trials: Iterable[Trial]) -> list[list[Trial]]:
+    """Return the trials that run side by side, in the order of the first of each group."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        small = trial.settings.get("model", {}).get("name") in SIDE_BY_SIDE
+        shared = (
+            {key: value for key, value in trial.settings.items() if key != "algorithm"} if small else trial.key
+        )
+        groups.setdefault(json.dumps(shared, sort_keys=True), []).append(trial)
     return list(groups.values())
 
 
@@ -127,55 +173,50 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _made(kinds: dict[str, Any], settings: dict[str, Any]) -> Any:
-    """Return an object named by its kind."""
-    options = dict(settings)
-    return kinds[options.pop("kind")](**options)
-
-
 @functools.lru_cache(maxsize=2)
-def _federation(name: str, clients: int, split: str, seed: int, data_dir: str | None) -> Federation:
-    return Federation.load(name, clients, _made(PARTITIONS, json.loads(split)), seed, data_dir)
+def _federation(data: str, data_dir: Path | None) -> Federation:
+    settings = json.loads(data)
+    return build_federation(settings, settings.pop("seed", 0), data_dir)
 
 
-def _module(settings: dict[str, Any], seed: int) -> nn.Module:
-    options = dict(settings)
-    with first_weights(seed):
-        return models.build(options.pop("name"), **options)
+@functools.lru_cache(maxsize=1)
+def _fleet(settings: str, data_dir: Path | None) -> Simulated:
+    """Return the clients of trials that differ in the algorithm alone: they share what an engine has prepared."""
+    shared = json.loads(settings)
+    federation = _federation(json.dumps(shared["data"], sort_keys=True), data_dir)
+    at_once = shared.get("stop_at_target") and "smooth" not in shared
+    setup = Setup(
+        rounds=shared["rounds"],
+        steps=build_steps(shared["steps"]),
+        batch_size=shared["batch_size"],
+        seed=shared["seed"],
+        precision="tf32" if shared.get("tf32") and torch.cuda.is_available() else "float32",
+        stop=Stop(accuracy=shared["target"]) if at_once else None,
+    )
+    return Simulated.of(build_model(shared["model"], shared["seed"]), federation, setup)
 
 
 def run_simulations(
     group: Sequence[dict[str, Any]], deadline: Deadline, data_dir: Path | None = None
 ) -> list[dict[str, Any]]:
     """Run simulations from plain settings that differ in the algorithm alone; return what records keep of them."""
-    shared = group[0]
-    data = shared["data"]
-    split = json.dumps(data["partition"], sort_keys=True)
-    federation = _federation(
-        data["name"], data["clients"], split, data.get("seed", 0), None if data_dir is None else str(data_dir)
-    )
-    target = shared.get("target")
+    shared = {key: value for key, value in group[0].items() if key != "algorithm"}
     deadlines = [Deadline(deadline.at, deadline.seen) for _ in group]
-    results = simulate_many(
-        _module(shared["model"], shared["seed"]),
-        federation,
-        [_algorithm(settings["algorithm"]) for settings in group],
-        rounds=shared["rounds"],
-        steps=_made(STEPS, shared["steps"]),
-        batch_size=shared["batch_size"],
-        seed=shared["seed"],
-        precision="tf32" if shared.get("tf32") and torch.cuda.is_available() else "float32",
-        stop=Stop(accuracy=target) if shared.get("stop_at_target") else None,
-        callbacks=[[own, *_give_up(shared)] for own in deadlines],
+    results = run_on(
+        _fleet(json.dumps(shared, sort_keys=True), data_dir),
+        [build_algorithm(settings["algorithm"]) for settings in group],
+        [[own, *_stops(shared)] for own in deadlines],
+        [None] * len(group),
     )
+    target, window = shared.get("target"), shared.get("smooth", 1)
     return [
-        {**outcome_of(result.history, result.status, target), "finished": not own.passed}
+        {**outcome_of(result.history, result.status, target, window), "finished": not own.passed}
         for result, own in zip(results, deadlines, strict=True)
     ]
 
 
 def one_by_one(run: Callable[..., dict[str, Any]]) -> Callable[..., list[dict[str, Any]]]:
-    """Return how a recipe's own way of running one cell runs a group of them."""
+    """Return how a recipe's own way of running one trial runs a group of them."""
 
     def run_each(
         group: Sequence[dict[str, Any]], deadline: Deadline, data_dir: Path | None = None
@@ -185,19 +226,21 @@ def one_by_one(run: Callable[..., dict[str, Any]]) -> Callable[..., list[dict[st
     return run_each
 
 
-def _give_up(settings: dict[str, Any]) -> list[GiveUp]:
-    return [GiveUp(settings["give_up"], settings["target"])] if "give_up" in settings else []
+def _stops(settings: dict[str, Any]) -> list[Callback]:
+    """Return the callbacks that end a run early."""
+    stops: list[Callback] = []
+    if "give_up" in settings:
+        stops.append(GiveUp(settings["give_up"], settings["target"]))
+    if settings.get("stop_at_target") and "smooth" in settings:
+        stops.append(StopAtTarget(settings["target"], settings["smooth"]))
+    return stops
 
 
-def _algorithm(settings: dict[str, Any]) -> Algorithm:
-    options = dict(settings)
-    if isinstance(options.get("calibration"), dict):
-        options["calibration"] = Piecewise({int(t): v for t, v in options["calibration"].items()})
-    return algorithm(options.pop("name"), **options)
+def outcome_of(history: History, status: str, target: float | None = None, window: int = 1) -> dict[str, Any]:
+    """Return what a record keeps of a history: curves to four digits, and what tables are made of.
 
-
-def outcome_of(history: History, status: str, target: float | None = None) -> dict[str, Any]:
-    """Return what a record keeps of a history: curves to four digits, and what tables are made of."""
+    The round at which the target was reached is read from the accuracy's mean over a window of rounds.
+    """
     accuracy = [a for a in history.column("test_accuracy") if a is not None]
     last = accuracy[-10:]
     return {
@@ -205,7 +248,7 @@ def outcome_of(history: History, status: str, target: float | None = None) -> di
         "rounds": len(history),
         "best": max(accuracy, default=None),
         "final": sum(last) / len(last) if last and status != "diverged" else None,
-        "rounds_to_target": None if target is None else history.rounds_to(target),
+        "rounds_to_target": None if target is None else first_round(accuracy, target, window),
         "accuracy": [round(a, 4) for a in accuracy],
         "train_loss": [float(f"{v:.4g}") for v in history.column("train_loss")],
         "sim_time": [float(f"{v:.6g}") for v in history.column("sim_time")],

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedagrac.heterogeneity import DEVICES
-from fedagrac.paper.recipe import Found, Recipe, Scale, Table, Verdict
-from fedagrac.paper.records import Cell, Record
+from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
+from fedagrac.paper.records import Trial, TrialRecord
 from fedagrac.paper.runner import Deadline, one_by_one, run_simulations
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def _fast_steps(device: str, slow: int, boards: int) -> int:
     return round(slow * ratio / (boards if ratio > 100 else 1))
 
 
-def _cells(scale: Scale) -> list[Cell]:
+def _trials(scale: Scale) -> list[Trial]:
     counts = COUNTS[scale]
-    found = []
+    trials = []
     for device in PAPER:
         fast = _fast_steps(device, counts["slow"], counts["boards"])
         split = {"kind": "dirichlet", "alpha": 0.3}
@@ -61,8 +61,8 @@ def _cells(scale: Scale) -> list[Cell]:
             "tf32": counts["model"]["name"] == "cnn",
         }
         for name, method in METHODS.items():
-            found.append(Cell(f"{device}/{name}", {**shared, "algorithm": {**method, "lr": counts["lr"]}}))
-    return found
+            trials.append(Trial(f"{device}/{name}", {**shared, "algorithm": {**method, "lr": counts["lr"]}}))
+    return trials
 
 
 def search(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None = None) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def search(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None =
     return {**outcome, "utilization": None if reached is None else share, "tried": tried}
 
 
-def _text(record: Record | None) -> tuple[str, str]:
+def _text(record: TrialRecord | None) -> tuple[str, str]:
     """Return utilization with rounds, and the accuracy at the end."""
     if record is None:
         return "-", "-"
@@ -98,39 +98,39 @@ def _text(record: Record | None) -> tuple[str, str]:
     return f"{outcome['utilization']} % ({outcome['rounds_to_target']})", final
 
 
-def _table(found: Found, scale: Scale) -> Table:
+def _table(records: TrialRecords, scale: Scale) -> Table:
     rows = []
     for device, methods in PAPER.items():
         for name, (share, rounds, accuracy) in methods.items():
-            ours = _text(found.get(f"{device}/{name}"))
+            ours = _text(records.get(f"{device}/{name}"))
             rows.append((device, name, f"{ours[0]} / {share} % ({rounds})", f"{ours[1]} / {accuracy:.2f}"))
     columns = ("nine of", "method", "utilization (rounds) ours / paper", "accuracy % ours / paper")
     return Table(columns, tuple(rows))
 
 
-def _claims(found: Found) -> list[Verdict]:
-    whole = {name: record for name, record in found.items() if record.finished}
+def _claims(records: TrialRecords) -> list[Verdict]:
+    whole = {name: record for name, record in records.items() if record.finished}
     return [_full_use(whole), _falls(whole), _ends_better(whole)]
 
 
-def _shares(found: Found, method: str) -> dict[str, int]:
+def _shares(records: TrialRecords, method: str) -> dict[str, int]:
     """Return the utilization on every device with a record; 0 where no share was small enough."""
-    runs = {device: found.get(f"{device}/{method}") for device in PAPER}
+    runs = {device: records.get(f"{device}/{method}") for device in PAPER}
     return {device: run.outcome["utilization"] or 0 for device, run in runs.items() if run is not None}
 
 
-def _full_use(found: Found) -> Verdict:
+def _full_use(records: TrialRecords) -> Verdict:
     claim = "FedaGrac reaches 60 % in time at 100 % utilization beside every device"
-    shares = _shares(found, "fedagrac")
+    shares = _shares(records, "fedagrac")
     numbers = ", ".join(f"{device}: {share} %" for device, share in shares.items()) or "-"
     if any(share != 100 for share in shares.values()):
         return Verdict(claim, "does not hold", numbers)
     return Verdict(claim, "holds" if len(shares) == len(PAPER) else "not decided", numbers)
 
 
-def _falls(found: Found) -> Verdict:
+def _falls(records: TrialRecords) -> Verdict:
     claim = "FedNova's utilization falls as the nine devices get slower"
-    shares = _shares(found, "fednova")
+    shares = _shares(records, "fednova")
     numbers = ", ".join(f"{device}: {share} %" for device, share in shares.items()) or "-"
     if len(shares) < len(PAPER):
         return Verdict(claim, "not decided", numbers)
@@ -139,11 +139,11 @@ def _falls(found: Found) -> Verdict:
     return Verdict(claim, "holds" if good else "does not hold", numbers)
 
 
-def _ends_better(found: Found) -> Verdict:
+def _ends_better(records: TrialRecords) -> Verdict:
     claim = "FedaGrac ends with a better accuracy than FedNova beside every device"
     pairs = {}
     for device in PAPER:
-        runs = [found.get(f"{device}/{method}") for method in ("fedagrac", "fednova")]
+        runs = [records.get(f"{device}/{method}") for method in ("fedagrac", "fednova")]
         finals = [run.outcome["final"] for run in runs if run and run.outcome["utilization"]]
         if len(finals) == 2 and None not in finals:
             pairs[device] = finals
@@ -171,7 +171,7 @@ RECIPE = Recipe(
         "first touches 60 % in round 11 beside the Raspberry Pi, in round 10 beside the Jetson Nano",
         "medium: the ratios to the two boards divided by 10 (71 and 14), shares 100, 75, 50, 25, 10, 5 %",
     ),
-    cells=_cells,
+    trials=_trials,
     table=_table,
     claims=_claims,
     run=one_by_one(search),

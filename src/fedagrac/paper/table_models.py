@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fedagrac import models
-from fedagrac.paper.recipe import Found, Recipe, Scale, Table, Verdict
+from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
 
 __all__ = ["RECIPE"]
 
@@ -34,7 +34,7 @@ def _ours(name: str) -> tuple[list[int], list[int]]:
     return convolutions, dense
 
 
-def _table(found: Found, scale: Scale) -> Table:
+def _table(records: TrialRecords, scale: Scale) -> Table:
     rows = []
     for name, (convolutions, dense, millions) in PAPER.items():
         ours = _ours(name)
@@ -48,7 +48,7 @@ def _table(found: Found, scale: Scale) -> Table:
     return Table(("model", "layer", "ours", "paper"), tuple(rows))
 
 
-def _claims(found: Found) -> list[Verdict]:
+def _claims(records: TrialRecords) -> list[Verdict]:
     verdicts = []
     for name, (convolutions, dense, _) in PAPER.items():
         same = _ours(name) == (convolutions, dense)
@@ -66,7 +66,7 @@ RECIPE = Recipe(
     name="table-models",
     title="The three architectures, parameters layer by layer",
     assumptions=("VGG-19's convolutions are listed per block, as in the paper",),
-    cells=lambda scale: [],
+    trials=lambda scale: [],
     table=_table,
     claims=_claims,
 )

@@ -1,9 +1,9 @@
-"""Reports: tables and pictures out of run folders."""
+"""Reports: tables and pictures made from run folders."""
 
 from fedagrac.report.folder import write_report
 from fedagrac.report.page import render_page
-from fedagrac.report.runs import StoredRun, find_runs, read_run
 from fedagrac.report.summary import common_target, summarise, summary_table
+from fedagrac.storage.runs import StoredRun, find_runs, read_run
 
 __all__ = [
     "StoredRun",

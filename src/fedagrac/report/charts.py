@@ -1,4 +1,7 @@
-"""Which curves there are to draw, and their points: what the page and the PNG and PDF pictures share."""
+"""The data behind the charts: which curves to draw, and their points.
+
+The page and the PNG and PDF pictures share this module.
+"""
 
 from __future__ import annotations
 
@@ -7,61 +10,64 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedagrac.algorithms import REGISTRY, algorithm
 from fedagrac.report.style import Look, look_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedagrac.report.runs import StoredRun
+    from fedagrac.storage.runs import StoredRun
 
 __all__ = [
-    "Axis",
     "Chart",
+    "ChartAxis",
     "Curve",
     "Series",
+    "accuracy_range",
     "charts_of",
     "curve",
-    "frame",
     "headline",
     "names_of",
+    "scales_shared_lr",
     "series_of",
     "target_of",
 ]
 
 
 @dataclass(frozen=True)
-class Axis:
-    """One field of the history, as it is drawn."""
+class ChartAxis:
+    """One field of the history as a chart shows it: the label of the axis, and the factor on the values."""
 
     field: str
     label: str
     scale: float = 1.0
 
 
-ROUNDS = Axis("round", "round")
-TIME = Axis("sim_time", "simulated time (s)")
-ACCURACY = Axis("test_accuracy", "test accuracy (%)", 100.0)
-TEST_LOSS = Axis("test_loss", "test loss")
-TRAIN_LOSS = Axis("train_loss", "training loss")
+ROUNDS = ChartAxis("round", "round")
+TIME = ChartAxis("sim_time", "simulated time (s)")
+ACCURACY = ChartAxis("test_accuracy", "test accuracy (%)", 100.0)
+TEST_LOSS = ChartAxis("test_loss", "test loss")
+TRAIN_LOSS = ChartAxis("train_loss", "training loss")
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One field against another.
+    """One field of the history against another.
 
     Attributes:
-        key: its name in file names.
-        log: whether the values spread so far that they are first shown on a logarithmic axis.
+        key: the name of the chart in file names.
+        x, y: the two axes.
+        log: whether the y axis is logarithmic at first, because the values span a wide range.
     """
 
     key: str
-    x: Axis
-    y: Axis
+    x: ChartAxis
+    y: ChartAxis
     log: bool
 
     @property
     def title(self) -> str:
-        """What it is called on the page."""
+        """The heading of the chart on the page."""
         against = {"round": "rounds", "sim_time": "simulated time", "bytes_total": "bytes moved"}[self.x.field]
         name = self.y.label.removesuffix(" (%)")
         return f"{name[0].upper()}{name[1:]} against {against}"
@@ -69,7 +75,7 @@ class Chart:
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """One line in every chart: a run, or the runs that differ by their seed alone."""
+    """One line in every chart: a run, or several runs that differ only in their seed."""
 
     label: str
     runs: tuple[StoredRun, ...]
@@ -77,17 +83,17 @@ class Series:
 
     @property
     def note(self) -> str:
-        """The label, and what a reader of the picture must know."""
+        """The label, with the number of seeds and of diverged runs where these matter."""
         diverged = sum(run.status == "diverged" for run in self.runs)
-        words = [f"{len(self.runs)} seeds"] if len(self.runs) > 1 else []
+        remarks = [f"{len(self.runs)} seeds"] if len(self.runs) > 1 else []
         if diverged:
-            words.append("diverged" if len(self.runs) == 1 else f"{diverged} diverged")
-        return self.label + (f" ({', '.join(words)})" if words else "")
+            remarks.append("diverged" if len(self.runs) == 1 else f"{diverged} diverged")
+        return self.label + (f" ({', '.join(remarks)})" if remarks else "")
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The points of a series in a chart; with several seeds the mean, and the lowest and the highest value."""
+    """The points of a series in a chart; over several seeds the mean, the lowest and the highest value."""
 
     rounds: list[int]
     x: list[float]
@@ -97,12 +103,12 @@ class Curve:
 
 
 def series_of(runs: Sequence[StoredRun]) -> list[Series]:
-    """Group runs that differ by their seed alone, name the groups apart, and give each its look."""
+    """Group runs that differ only in their seed; return a series with a distinct label and look for each group."""
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
-        key = _settings_but_seed(run)
+        key = _settings_without_seed(run)
         if any(other.seed == run.seed for other in groups.get(key, [])):
-            key = str(run.folder)  # the same run twice: two lines
+            key = str(run.folder)  # the same settings and seed again: a line of its own
         groups.setdefault(key, []).append(run)
     result: list[Series] = []
     used: Counter[str] = Counter()
@@ -113,7 +119,7 @@ def series_of(runs: Sequence[StoredRun]) -> list[Series]:
 
 
 def names_of(runs: Sequence[StoredRun]) -> list[str]:
-    """Return a name for each run that tells it from the others."""
+    """Return a distinct name for each run."""
     names = {
         run.folder: line.label + (f", seed {run.seed}" if len(line.runs) > 1 else "")
         for line in series_of(runs)
@@ -122,15 +128,21 @@ def names_of(runs: Sequence[StoredRun]) -> list[str]:
     return [names[run.folder] for run in runs]
 
 
-def _settings_but_seed(run: StoredRun) -> str:
+def scales_shared_lr(run: StoredRun) -> bool:
+    """Return whether the run's lr is the shared lr times Kbar, because the algorithm divides it by K_i."""
+    registered = run.algorithm in REGISTRY and "lr" in run.experiment
+    return registered and algorithm(run.algorithm, lr=1.0).traits.lr == "round"
+
+
+def _settings_without_seed(run: StoredRun) -> str:
     settings = {key: value for key, value in run.experiment.items() if key != "seed"}
-    if run.algorithm == "fedlin" and "lr" in settings:  # a shared lr is multiplied by Kbar, which the seed decides
-        settings["algorithm"] = {k: v for k, v in settings["algorithm"][0].items() if k != "lr"}
+    if scales_shared_lr(run):  # Kbar, and so the run's lr, depends on the seed
+        settings["algorithm"] = {k: v for k, v in run.algorithm_settings.items() if k != "lr"}
     return json.dumps(settings, sort_keys=True, default=str)
 
 
 def _labels(runs: Sequence[StoredRun]) -> list[str]:
-    """Return a name for each run: its label, with as much of its folder as tells it from the others."""
+    """Return a distinct name for each run: its label, with its folder where labels are equal."""
     for candidates in (
         [run.label for run in runs],
         [f"{run.label}, {run.folder.resolve().parent.name}" for run in runs],
@@ -141,7 +153,7 @@ def _labels(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def curve(series: Series, chart: Chart) -> Curve:
-    """Return the points of the series; of several seeds, those of the rounds that all of them have."""
+    """Return the points of a series in a chart; over several seeds, only rounds that all of them evaluated."""
     tables = []
     for run in series.runs:
         records = [r for r in run.history if r[chart.y.field] is not None]
@@ -161,8 +173,8 @@ def curve(series: Series, chart: Chart) -> Curve:
 def charts_of(runs: Sequence[StoredRun]) -> list[Chart]:
     """Return the charts that have anything to show.
 
-    The first of accuracy, test loss and training loss that was measured, against rounds, simulated time and bytes;
-    then the others of the three against rounds.
+    The first of accuracy, test loss and training loss that was measured is drawn against rounds, simulated time
+    and bytes; the others are drawn against rounds.
     """
     measured = [axis for axis in (ACCURACY, TEST_LOSS, TRAIN_LOSS) if _values(runs, axis)]
     if not measured:
@@ -172,15 +184,18 @@ def charts_of(runs: Sequence[StoredRun]) -> list[Chart]:
     return [
         _chart(f"{name}-rounds", ROUNDS, main, runs),
         _chart(f"{name}-time", TIME, main, runs),
-        _chart(f"{name}-bytes", _bytes(runs), main, runs),
+        _chart(f"{name}-bytes", _bytes_axis(runs), main, runs),
         *(_chart(axis.field.replace("_", "-"), ROUNDS, axis, runs) for axis in rest),
     ]
 
 
-def frame(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Return the range of an accuracy axis (%): the first climb is left out, where it would flatten the rest."""
+def accuracy_range(curves: Sequence[Curve]) -> tuple[float, float]:
+    """Return the range of an accuracy axis in percent, without the lowest 5 % of the values.
+
+    These are the steep start of a run, which would flatten the rest of the chart.
+    """
     values = sorted(y for points in curves for y in points.y)
-    if not values:  # seeds that have no round in common
+    if not values:  # the seeds have no evaluated round in common
         return 0.0, 100.0
     return max(0.0, values[len(values) // 20] - 2), min(100.5, values[-1] + 1.5)
 
@@ -201,16 +216,18 @@ def headline(runs: Sequence[StoredRun]) -> str:
     return f"{names}: {clients} clients, {fewest} to {most} local steps"
 
 
-def _chart(key: str, x: Axis, y: Axis, runs: Sequence[StoredRun]) -> Chart:
+def _chart(key: str, x: ChartAxis, y: ChartAxis, runs: Sequence[StoredRun]) -> Chart:
     values = _values(runs, y)
-    # on a narrow range the tick labels of a logarithmic axis would fill the picture
+    # on a narrow range a logarithmic axis would be crowded with tick labels
     return Chart(key, x, y, y is not ACCURACY and min(values) > 0 and max(values) > 3 * min(values))
 
 
-def _values(runs: Sequence[StoredRun], axis: Axis) -> list[float]:
+def _values(runs: Sequence[StoredRun], axis: ChartAxis) -> list[float]:
     return [r[axis.field] for run in runs for r in run.history if r[axis.field] is not None]
 
 
-def _bytes(runs: Sequence[StoredRun]) -> Axis:
+def _bytes_axis(runs: Sequence[StoredRun]) -> ChartAxis:
     most = max(r["bytes_total"] for run in runs for r in run.history)
-    return Axis("bytes_total", "GB moved", 1e-9) if most >= 1e10 else Axis("bytes_total", "MB moved", 1e-6)
+    if most >= 1e10:
+        return ChartAxis("bytes_total", "GB moved", 1e-9)
+    return ChartAxis("bytes_total", "MB moved", 1e-6)

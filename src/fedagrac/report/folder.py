@@ -1,4 +1,4 @@
-"""Writing a report: the page, its pictures as PNG and PDF, and the summary as JSON."""
+"""Writes a report: the page, its pictures as PNG and PDF, and the summary as JSON."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING
 from fedagrac.files import make_folder, write_atomically
 from fedagrac.report.charts import charts_of
 from fedagrac.report.page import render_page
-from fedagrac.report.pictures import plot_chart, plot_costs, plot_curves, plot_labels, plot_steps, save
+from fedagrac.report.pictures import plot_chart, plot_costs, plot_curves, plot_label_counts, plot_steps, save
 from fedagrac.report.summary import summarise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from fedagrac.report.runs import StoredRun
+    from fedagrac.storage.runs import StoredRun
 
 __all__ = ["write_report"]
 
 
 def write_report(runs: Sequence[StoredRun], folder: Path) -> Path:
-    """Write the page and everything beside it; return the page's path.
+    """Write a report into a folder, replacing an earlier one; return the path of the page.
 
-    These are report.html, summary.json, the overviews curves and costs, and in figures/ every figure alone. An
-    earlier report in the folder is replaced.
+    The files are report.html, summary.json, the overviews curves and costs, and every figure in figures/.
     """
     figures = folder / "figures"
     make_folder(figures)
@@ -36,10 +35,10 @@ def write_report(runs: Sequence[StoredRun], folder: Path) -> Path:
         save(plot_chart(chart, runs), figures / chart.key)
     federations = {repr(run.federation): run.federation for run in runs if run.federation is not None}
     for number, federation in enumerate(federations.values(), start=1):
-        end = f"-{number}" if len(federations) > 1 else ""
-        save(plot_steps(federation), figures / f"steps{end}")
+        suffix = f"-{number}" if len(federations) > 1 else ""
+        save(plot_steps(federation), figures / f"steps{suffix}")
         if federation.labels:
-            save(plot_labels(federation), figures / f"labels{end}")
+            save(plot_label_counts(federation), figures / f"labels{suffix}")
     write_atomically(folder / "summary.json", json.dumps(summarise(runs), indent=2).encode() + b"\n")
     page = folder / "report.html"
     write_atomically(page, render_page(runs).encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""Heat maps of a grid: one panel per algorithm or setting, the number in every box, the best one framed."""
+"""Heat maps of a grid: one panel per algorithm or setting, with the value in every box and a frame on the best."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["HeatMap", "plot_heat_maps"]
 
 @dataclass(frozen=True)
 class HeatMap:
-    """One panel.
+    """One panel of a heat map.
 
     Attributes:
-        title: above it.
-        down, across: what varies from row to row and from column to column; empty for nothing.
-        rows, columns: the values of these.
-        values: the numbers, row by row; None where there is none, NaN where a run diverged.
-        what: what the numbers are.
-        larger_is_better: or else the smallest is the best.
+        title: the heading of the panel.
+        down, across: the settings that vary from row to row and from column to column; empty if none does.
+        rows, columns: the values of these settings.
+        values: the numbers, row by row; None if there is no number, NaN if a run diverged.
+        what: the name of the quantity.
+        larger_is_better: whether the largest value is the best, or the smallest.
     """
 
     title: str
@@ -44,7 +44,10 @@ class HeatMap:
 
 
 def plot_heat_maps(maps: Sequence[HeatMap], across: int = 3, one_scale: bool = True) -> Figure:
-    """Draw the panels, so many side by side, on one scale of colours or each on its own: darker is better."""
+    """Draw the panels, `across` of them side by side; return the figure. Darker is better.
+
+    The panels share one colour scale, or each has its own if `one_scale` is False.
+    """
     from matplotlib.cm import ScalarMappable
 
     columns = min(across, len(maps))
@@ -68,7 +71,7 @@ def plot_heat_maps(maps: Sequence[HeatMap], across: int = 3, one_scale: bool = T
 
 
 def _scale(maps: Sequence[HeatMap]) -> Normalize:
-    """Return the range of the numbers in these panels."""
+    """Return the colour scale that covers the numbers of the panels."""
     from matplotlib.colors import Normalize
 
     known = [
@@ -83,7 +86,7 @@ def _widest(maps: Sequence[HeatMap], columns: int) -> list[HeatMap]:
 
 
 def _size(m: HeatMap) -> tuple[float, float]:
-    """Return the inches that a panel needs."""
+    """Return the width and height of a panel in inches."""
     return 0.9 + 0.5 * len(m.columns), 0.75 + 0.3 * len(m.rows)
 
 

@@ -1,7 +1,7 @@
-"""The report as one HTML page that needs nothing else: no other file, no network.
+"""The report as one HTML page that needs no other file and no network.
 
-All text that comes from files is escaped: by Jinja in the page, by `_text` in the curves (whose library reads a
-little HTML), and a content policy in the page lets no script run but its own two and no request leave.
+All text from files is escaped: by Jinja in the page, and by `_text` in the charts, because Plotly interprets some
+HTML. A content security policy allows the page's own two scripts only, and no requests.
 """
 
 from __future__ import annotations
@@ -16,33 +16,41 @@ from typing import TYPE_CHECKING, Any
 
 from fedagrac.algorithms import REGISTRY
 from fedagrac.citations import ENTRIES, bibtex
-from fedagrac.report.charts import charts_of, curve, frame, headline, series_of, target_of
+from fedagrac.report.charts import (
+    accuracy_range,
+    charts_of,
+    curve,
+    headline,
+    scales_shared_lr,
+    series_of,
+    target_of,
+)
 from fedagrac.report.style import SHADE
-from fedagrac.report.summary import cells, full_columns, summarise
+from fedagrac.report.summary import full_columns, summarise, table_cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedagrac.data.describe import Description
     from fedagrac.report.charts import Chart, Curve, Series
-    from fedagrac.report.runs import StoredRun
     from fedagrac.report.style import Look
+    from fedagrac.storage.runs import StoredRun
 
 __all__ = ["render_page"]
 
 MOST_POINTS = 2000
-"""More points of a curve than this are thinned on the page; no screen shows them."""
+"""The page thins curves of more points than this."""
 
-Figure = dict[str, Any]
+PlotlyFigure = dict[str, Any]
 """A Plotly figure as plain values: id, title, data, layout."""
 
 
 def render_page(runs: Sequence[StoredRun]) -> str:
-    """Return the page that compares the runs."""
+    """Return the HTML page that compares the runs."""
     from jinja2 import Environment, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    from fedagrac import __version__
+    from fedagrac.version import __version__
 
     series, charts, rows = series_of(runs), charts_of(runs), summarise(runs)
     curves = [_chart_figure(chart, series, target_of(runs)) for chart in charts]
@@ -58,7 +66,7 @@ def render_page(runs: Sequence[StoredRun]) -> str:
         title=headline(runs),
         facts=_facts(runs),
         columns=columns,
-        table=list(zip(rows, (looks[run.folder] for run in runs), cells(rows, columns), strict=True)),
+        table=list(zip(rows, (looks[run.folder] for run in runs), table_cells(rows, columns), strict=True)),
         notes=_notes(runs, names),
         seeds=any(len(line.runs) > 1 for line in series),
         thinned=any(len(run.history) > MOST_POINTS for run in runs),
@@ -78,21 +86,22 @@ def render_page(runs: Sequence[StoredRun]) -> str:
 
 
 def _file(name: str) -> str:
+    """Return the text of a template file."""
     return resources.files("fedagrac.report").joinpath("template", name).read_text(encoding="utf-8")
 
 
 def _hash(script: str) -> str:
-    """Return how a content policy names a script."""
+    """Return the hash of a script in the notation of a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _text(text: str) -> str:
-    """Return text as Plotly shows it literally: it reads tags and entities."""
+    """Escape text for Plotly, which interprets tags and entities."""
     return html.escape(text, quote=False)
 
 
 def _short(text: str, most: int = 44) -> str:
-    """Return text that fits a legend on a phone: beginning and end of what is longer.
+    """Shorten text to fit a legend on a phone; keep its beginning and its end.
 
     Examples:
         >>> _short("fedagrac, runs of today", 12)
@@ -102,7 +111,7 @@ def _short(text: str, most: int = 44) -> str:
 
 
 def _dashes(look: Look, width: float) -> str:
-    """Return the pattern of a line as SVG and Plotly write it.
+    """Return the dash pattern of a line in the notation of SVG and Plotly.
 
     Examples:
         >>> from fedagrac.report.style import look_of
@@ -113,10 +122,12 @@ def _dashes(look: Look, width: float) -> str:
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
+    """Round values to six significant digits, to keep the page small."""
     return [float(f"{value:.6g}") for value in values]
 
 
-def _chart_figure(chart: Chart, series: Sequence[Series], target: float | None) -> Figure:
+def _chart_figure(chart: Chart, series: Sequence[Series], target: float | None) -> PlotlyFigure:
+    """Return a chart with all series, and with the target where the chart shows accuracy."""
     curves = [curve(line, chart) for line in series]
     data = []
     for number, (line, points) in enumerate(zip(series, curves, strict=True)):
@@ -124,26 +135,14 @@ def _chart_figure(chart: Chart, series: Sequence[Series], target: float | None) 
     accuracy = chart.y.field == "test_accuracy"
     x = [value for points in curves for value in points.x]
     if accuracy and target is not None and x:
-        data.append(
-            {
-                "name": "target",
-                "x": _rounded([min(x), max(x)]),
-                "y": [100 * target] * 2,
-                "text": [f"{100 * target:g}%", ""],
-                "mode": "lines+text",
-                "textposition": "top right",
-                "line": {"color": "#8a919c", "width": 1, "dash": "2px,2px"},
-                "showlegend": False,
-                "hoverinfo": "skip",
-            }
-        )
+        data.append(_target_trace(target, min(x), max(x)))
     y: dict[str, Any] = {
         "title": {"text": chart.y.label},
         "nticks": 4 if chart.log else 7,
         "type": "log" if chart.log else "linear",
     }
     if accuracy:
-        y["range"] = _rounded(frame(curves))
+        y["range"] = _rounded(accuracy_range(curves))
     layout = {
         "xaxis": {"title": {"text": chart.x.label}, "type": "linear"},
         "yaxis": y,
@@ -152,39 +151,54 @@ def _chart_figure(chart: Chart, series: Sequence[Series], target: float | None) 
     return {"id": chart.key, "title": chart.title, "log": chart.log, "data": data, "layout": layout}
 
 
-def _traces(chart: Chart, line: Series, points: Curve, group: str) -> list[dict[str, Any]]:
-    """Return the traces of one line: the band of its seeds, if it has several, and the line itself."""
-    width = 1.2 * line.look.width
+def _target_trace(target: float, left: float, right: float) -> dict[str, Any]:
+    """Return the trace of the line that marks the target accuracy."""
+    return {
+        "name": "target",
+        "x": _rounded([left, right]),
+        "y": [100 * target] * 2,
+        "text": [f"{100 * target:g}%", ""],
+        "mode": "lines+text",
+        "textposition": "top right",
+        "line": {"color": "#8a919c", "width": 1, "dash": "2px,2px"},
+        "showlegend": False,
+        "hoverinfo": "skip",
+    }
+
+
+def _traces(chart: Chart, series: Series, points: Curve, group: str) -> list[dict[str, Any]]:
+    """Return the traces of one series: the line, and before it the band of its seeds if there are several."""
+    width = 1.2 * series.look.width
     every = range(0, len(points.x), -(-len(points.x) // MOST_POINTS) or 1)
     kept = sorted({*every, len(points.x) - 1} - {-1})
     x, y, rounds = ([values[i] for i in kept] for values in (points.x, points.y, points.rounds))
     unit = " %" if chart.y.field == "test_accuracy" else ""
-    where = "" if chart.x.field == "round" else f"<br>{_text(chart.x.label)} %{{x:.4~g}}"
+    x_value = "" if chart.x.field == "round" else f"<br>{_text(chart.x.label)} %{{x:.4~g}}"
     traces: list[dict[str, Any]] = []
-    if len(line.runs) > 1:
+    if len(series.runs) > 1:
         low, high = ([values[i] for i in kept] for values in (points.low, points.high))
-        band = {"fill": "toself", "fillcolor": line.look.rgba(0.15), "line": {"width": 0}, "mode": "lines"}
+        band = {"fill": "toself", "fillcolor": series.look.rgba(0.15), "line": {"width": 0}, "mode": "lines"}
         across = {"x": _rounded([*x, *x[::-1]]), "y": _rounded([*high, *low[::-1]])}
         traces.append({**across, **band, "legendgroup": group, "showlegend": False, "hoverinfo": "skip"})
     traces.append(
         {
-            "name": _text(_short(line.note)),
+            "name": _text(_short(series.note)),
             "legendgroup": group,
             "x": _rounded(x),
             "y": _rounded(y),
             "customdata": rounds,
             "mode": "markers" if len(x) == 1 else "lines",
-            "line": {"color": line.look.colour, "width": width, "dash": _dashes(line.look, width)},
-            "marker": {"color": line.look.colour},
+            "line": {"color": series.look.colour, "width": width, "dash": _dashes(series.look, width)},
+            "marker": {"color": series.look.colour},
             "hovertemplate": "<b>%{fullData.name}</b><br>round %{customdata}<br>"
-            f"{_text(chart.y.label.removesuffix(' (%)'))} %{{y:.4~g}}{unit}{where}<extra></extra>",
+            f"{_text(chart.y.label.removesuffix(' (%)'))} %{{y:.4~g}}{unit}{x_value}<extra></extra>",
         }
     )
     return traces
 
 
-def _federations(runs: Sequence[StoredRun]) -> list[tuple[str, str, list[Figure]]]:
-    """Return the heading, one sentence and the pictures of each federation that the runs used, each once."""
+def _federations(runs: Sequence[StoredRun]) -> list[tuple[str, str, list[PlotlyFigure]]]:
+    """Return a heading, a sentence and the figures for each federation that the runs used."""
     used: dict[str, tuple[Description, list[str]]] = {}
     for run in runs:
         if run.federation is not None:
@@ -199,7 +213,7 @@ def _federations(runs: Sequence[StoredRun]) -> list[tuple[str, str, list[Figure]
             f"in round 1, weighted mean {federation.steps_mean:,.1f}."
         )
         if len(federation.shown) < federation.clients:
-            sentence += f" The pictures show {len(federation.shown)} clients, evenly spaced."
+            sentence += f" The figures show {len(federation.shown)} evenly spaced clients."
         figures = [_steps_figure(federation, f"steps-{number}")]
         if federation.labels:
             figures.insert(0, _labels_figure(federation, f"labels-{number}"))
@@ -208,15 +222,17 @@ def _federations(runs: Sequence[StoredRun]) -> list[tuple[str, str, list[Figure]
 
 
 def _span(ends: Sequence[int]) -> str:
+    """Return a range as text."""
     return f"{ends[0]:,}" if ends[0] == ends[1] else f"{ends[0]:,} to {ends[1]:,}"
 
 
-def _labels_figure(federation: Description, key: str) -> Figure:
+def _labels_figure(federation: Description, key: str) -> PlotlyFigure:
+    """Return the heat map of samples per class and client."""
     labels = federation.labels or []
     clients, classes = [str(i) for i in federation.shown], len(labels[0])
     return {
         "id": key,
-        "title": "Who holds which labels",
+        "title": "Samples per class and client",
         "data": [
             {
                 "type": "heatmap",
@@ -224,7 +240,7 @@ def _labels_figure(federation: Description, key: str) -> Figure:
                 "y": [str(i) for i in range(classes)],
                 "z": [[row[i] for row in labels] for i in range(classes)],
                 "zmin": 0,
-                # from nothing to the full colour, so that it fits a light and a dark page
+                # from transparent to the full colour, which suits a light and a dark page
                 "colorscale": [[0, f"{SHADE}00"], [1, SHADE]],
                 "colorbar": {"title": {"text": "samples"}, "thickness": 12, "outlinewidth": 0},
                 "hovertemplate": "client %{x}, class %{y}<br>%{z} samples<extra></extra>",
@@ -241,10 +257,12 @@ def _labels_figure(federation: Description, key: str) -> Figure:
 
 
 def _height(labels: list[list[int]]) -> int:
+    """Return the height of the heat map in pixels."""
     return min(160 + 24 * len(labels[0]), 700)
 
 
-def _steps_figure(federation: Description, key: str) -> Figure:
+def _steps_figure(federation: Description, key: str) -> PlotlyFigure:
+    """Return the bar chart of the local steps of each client in round 1."""
     clients = [str(i) for i in federation.shown]
     return {
         "id": key,
@@ -278,45 +296,45 @@ def _steps_figure(federation: Description, key: str) -> Figure:
 
 
 def _facts(runs: Sequence[StoredRun]) -> list[tuple[str, str]]:
-    """Return what the top of the page says about all runs."""
+    """Return the names and values of the facts at the top of the page."""
 
-    def each(values: Sequence[Any]) -> str:
+    def distinct(values: Sequence[Any]) -> str:
         return ", ".join(dict.fromkeys(str(value) for value in values if value is not None))
 
     flat = [_flat(_settings(run)) for run in runs]
     facts = {
-        "data": each([settings.get("data.name") for settings in flat]),
-        "model": each([settings.get("model.name") for settings in flat]),
-        "rounds": each([settings.get("rounds") for settings in flat]),
+        "data": distinct([settings.get("data.name") for settings in flat]),
+        "model": distinct([settings.get("model.name") for settings in flat]),
+        "rounds": distinct([settings.get("rounds") for settings in flat]),
         "runs": str(len(runs)),
-        "seed": each([run.seed for run in runs]),
-        "device": each([run.environment.get("gpu") or run.environment.get("device") for run in runs]),
+        "seed": distinct([run.seed for run in runs]),
+        "device": distinct([run.environment.get("gpu") or run.environment.get("device") for run in runs]),
     }
     return [(name, value) for name, value in facts.items() if value]
 
 
 def _notes(runs: Sequence[StoredRun], names: Sequence[str]) -> list[str]:
-    """Return what a reader of the table must know: runs that did not finish, and FedLin's step size."""
+    """Return the notes below the table: runs that did not finish, and scaled learning rates."""
     notes = []
     for run, name in zip(runs, names, strict=True):
         if run.status in ("diverged", "unfinished"):
             notes.append(f"{name} {run.status}: {run.reason}")
-        shared, own = run.experiment.get("lr"), run.experiment["algorithm"][0].get("lr")
-        if run.algorithm == "fedlin" and shared and own and own != shared:
-            factor = f"lr {own:.4g} is {own / shared:.4g} times the shared {shared:g}"
-            notes.append(f"{run.label}: {factor}; FedLin divides its steps by K_i.")
+        shared, lr = run.experiment.get("lr"), run.algorithm_settings.get("lr")
+        if scales_shared_lr(run) and shared and lr and lr != shared:
+            factor = f"lr {lr:.4g} is {lr / shared:.4g} times the shared {shared:g}"
+            notes.append(f"{run.label}: {factor}, because {run.algorithm} divides its step size by K_i.")
     return list(dict.fromkeys(notes))
 
 
 def _settings(run: StoredRun) -> dict[str, Any]:
-    """Return the run's settings; a name that is the run's label anyway is left out."""
-    named = {"label", "name"} if run.algorithm == run.label else {"label"}
-    entry = {key: value for key, value in run.experiment["algorithm"][0].items() if key not in named}
-    return {**run.experiment, "algorithm": entry}
+    """Return the run's settings without its label, and without the algorithm's name if that equals the label."""
+    omitted = {"label", "name"} if run.algorithm == run.label else {"label"}
+    algorithm = {key: value for key, value in run.algorithm_settings.items() if key not in omitted}
+    return {**run.experiment, "algorithm": algorithm}
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested tables as one, with dotted keys and values as text.
+    """Flatten nested tables into one with dotted keys; return its values as text.
 
     Examples:
         >>> _flat({"rounds": 5, "data": {"name": "digits", "balance": True}})
@@ -334,7 +352,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _compare(names: Sequence[str], tables: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """Split the tables of the runs into what all share and what differs, run by run."""
+    """Return the values that all tables share, and the others run by run."""
     keys = list(dict.fromkeys(key for table in tables for key in table))
     same = [key for key in keys if len({table.get(key) for table in tables}) == 1]
     different = [key for key in keys if key not in same]
@@ -349,7 +367,7 @@ def _compare(names: Sequence[str], tables: Sequence[dict[str, str]]) -> dict[str
 
 
 def _citations(runs: Sequence[StoredRun]) -> str:
-    """Return BibTeX for the package, the algorithms and the data sets."""
+    """Return BibTeX for the package, and for the algorithms and data sets of the runs."""
     keys = ["fedagrac"]
     for run in runs:
         keys += REGISTRY[run.algorithm][0].cites if run.algorithm in REGISTRY else ()

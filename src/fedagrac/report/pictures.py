@@ -1,4 +1,4 @@
-"""The report's pictures as files: PNG for the screen, PDF with real text for papers. One function per figure."""
+"""The pictures of a report, one function per figure: PNG for the screen, PDF with real text for papers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedagrac.files import write_atomically
-from fedagrac.report.charts import charts_of, curve, frame, headline, series_of, target_of
+from fedagrac.report.charts import accuracy_range, charts_of, curve, headline, series_of, target_of
 from fedagrac.report.style import SHADE
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from fedagrac.data.describe import Description
     from fedagrac.report.charts import Chart, Series
-    from fedagrac.report.runs import StoredRun
     from fedagrac.report.style import Look
+    from fedagrac.storage.runs import StoredRun
 
 __all__ = [
     "add_legend",
@@ -32,7 +32,7 @@ __all__ = [
     "plot_chart",
     "plot_costs",
     "plot_curves",
-    "plot_labels",
+    "plot_label_counts",
     "plot_steps",
     "save",
     "stroke",
@@ -42,14 +42,14 @@ Place = Literal["outside right center", "outside lower center"]
 
 
 def paper_style() -> AbstractContextManager[None]:
-    """Text as in a two-column paper; in PDF as TrueType, so that it can be searched and edited."""
+    """Return a context for text as in a two-column paper; in PDF files it is TrueType, which can be searched."""
     from matplotlib import rc_context
 
     return rc_context({"font.size": 9, "axes.labelsize": 9, "legend.fontsize": 8, "pdf.fonttype": 42})
 
 
 def save(figure: Figure, stem: Path) -> Path:
-    """Write stem.png (200 dpi) and stem.pdf, each whole or not at all; return the path of the PNG file."""
+    """Write stem.png (200 dpi) and stem.pdf atomically; return the path of the PNG file."""
     png = stem.with_name(f"{stem.name}.png")
     for path, options in ((png, {"dpi": 200}), (png.with_suffix(".pdf"), {"metadata": {"CreationDate": None}})):
         content = io.BytesIO()
@@ -60,14 +60,14 @@ def save(figure: Figure, stem: Path) -> Path:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of a size in inches that lays out what is put into it."""
+    """Return an empty figure of the given size in inches that lays out its contents."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def stroke(look: Look) -> dict[str, Any]:
-    """Return a look as matplotlib's options of a line."""
+    """Return the options of a matplotlib line that has this look."""
     return {
         "color": look.colour,
         "linestyle": (0, look.pattern) if look.pattern else "-",
@@ -77,13 +77,13 @@ def stroke(look: Look) -> dict[str, Any]:
 
 
 def plot_curves(runs: Sequence[StoredRun]) -> Figure:
-    """Draw accuracy and test loss (or the losses there are) against rounds, one line per run."""
+    """Draw accuracy and test loss (or the measured losses) against rounds; return the figure."""
     charts = [chart for chart in charts_of(runs) if chart.x.field == "round"]
     return _side_by_side(charts[:2], runs)
 
 
 def plot_costs(runs: Sequence[StoredRun]) -> Figure:
-    """Draw accuracy (or, without labels, loss) against what it cost: simulated time and bytes moved."""
+    """Draw accuracy (or loss, without labels) against simulated time and bytes moved; return the figure."""
     return _side_by_side([chart for chart in charts_of(runs) if chart.x.field != "round"], runs)
 
 
@@ -102,7 +102,7 @@ def _side_by_side(charts: Sequence[Chart], runs: Sequence[StoredRun]) -> Figure:
 
 
 def plot_chart(chart: Chart, runs: Sequence[StoredRun]) -> Figure:
-    """Draw one chart alone, for a column of a paper."""
+    """Draw one chart, sized for a column of a paper; return the figure."""
     with paper_style():
         series = series_of(runs)
         columns = _columns(series, 72)
@@ -113,7 +113,7 @@ def plot_chart(chart: Chart, runs: Sequence[StoredRun]) -> Figure:
 
 
 def _columns(series: Sequence[Series], letters: int) -> int:
-    """Return how many columns of the legend fit in a width of so many letters."""
+    """Return how many columns of the legend fit into a width given in letters."""
     return max(1, min(len(series), 3, letters // (max(len(line.note) for line in series) + 8)))
 
 
@@ -128,7 +128,7 @@ def _draw(axes: Axes, chart: Chart, series: Sequence[Series], target: float | No
                 points.x, points.low, points.high, color=line.look.colour, alpha=0.15, lw=0, zorder=2
             )
     if chart.y.field == "test_accuracy":
-        axes.set_ylim(*frame(curves))
+        axes.set_ylim(*accuracy_range(curves))
         if target is not None:
             _mark_target(axes, target)
     elif chart.log:
@@ -141,7 +141,7 @@ def _draw(axes: Axes, chart: Chart, series: Sequence[Series], target: float | No
 
 
 def log_axis(axes: Axes) -> None:
-    """Make the axis logarithmic; up to three decades are labelled 0.5, 1, 2 and not by powers of ten."""
+    """Make the y axis logarithmic; up to three decades get labels such as 0.5, 1, 2 instead of powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_yscale("log")
@@ -155,7 +155,7 @@ def log_axis(axes: Axes) -> None:
 def _mark_target(axes: Axes, target: float) -> None:
     axes.axhline(100 * target, color="0.6", lw=0.8, zorder=0)
     mark = axes.text(0.005, 100 * target, f"{100 * target:g}%", fontsize=8, color="0.4", va="bottom")
-    # x in parts of the axes, y in data; it may lie outside the picture
+    # x is a fraction of the axes, y a data value; the mark may lie outside the picture
     mark.set(transform=axes.get_yaxis_transform(), clip_on=True, in_layout=False)
 
 
@@ -164,7 +164,7 @@ def _legend(figure: Figure, series: Sequence[Series], where: Place, columns: int
 
 
 def add_legend(figure: Figure, lines: Sequence[tuple[str, Look]], where: Place, columns: int) -> None:
-    """Add one legend for all axes of the figure; labels are text, whatever signs they hold."""
+    """Add one legend for all axes of the figure; labels are shown literally, without math notation."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], **stroke(look)) for _, look in lines]
@@ -174,8 +174,8 @@ def add_legend(figure: Figure, lines: Sequence[tuple[str, Look]], where: Place, 
         text.set_text(label)
 
 
-def plot_labels(federation: Description) -> Figure:
-    """Draw how many samples of each class each client holds: one column per client, one row per class."""
+def plot_label_counts(federation: Description) -> Figure:
+    """Draw the samples per class (rows) and client (columns); return the figure."""
     from matplotlib.colors import LinearSegmentedColormap
 
     counts = np.array(federation.labels).T
@@ -186,7 +186,7 @@ def plot_labels(federation: Description) -> Figure:
         colours = LinearSegmentedColormap.from_list("samples", ["white", SHADE])
         image = axes.imshow(counts, cmap=colours, vmin=0, aspect="auto", interpolation="nearest", origin="lower")
         figure.colorbar(image, label="samples", pad=0.02)
-        axes.set(xlabel=_clients(federation), ylabel="class")
+        axes.set(xlabel=_clients_label(federation), ylabel="class")
         if classes <= 20:
             axes.set_yticks(range(classes))
         _client_ticks(axes, federation)
@@ -194,7 +194,7 @@ def plot_labels(federation: Description) -> Figure:
 
 
 def plot_steps(federation: Description) -> Figure:
-    """Draw how many local steps each client runs in round 1, and their weighted mean."""
+    """Draw the local steps of each client in round 1 and their weighted mean; return the figure."""
     with paper_style():
         figure = new_figure(4.8, 2.4)
         axes = figure.subplots()
@@ -204,22 +204,23 @@ def plot_steps(federation: Description) -> Figure:
             1.005, federation.steps_mean, f"weighted\nmean {federation.steps_mean:.1f}", fontsize=8, va="center"
         )
         mark.set_transform(axes.get_yaxis_transform())
-        axes.set(xlabel=_clients(federation), ylabel="local steps in round 1")
+        axes.set(xlabel=_clients_label(federation), ylabel="local steps in round 1")
         axes.margins(x=0.01)
         axes.spines[["top", "right"]].set_visible(False)
         _client_ticks(axes, federation)
     return figure
 
 
-def _clients(federation: Description) -> str:
+def _clients_label(federation: Description) -> str:
+    """Return the label of an axis of clients."""
     shown = len(federation.shown)
-    return (
-        "client" if shown == federation.clients else f"client ({shown} of {federation.clients:,}, evenly spaced)"
-    )
+    if shown == federation.clients:
+        return "client"
+    return f"client ({shown} of {federation.clients:,}, evenly spaced)"
 
 
 def _client_ticks(axes: Axes, federation: Description) -> None:
-    """Name as many clients by their numbers as there is room for."""
+    """Label as many clients with their numbers as there is room for."""
     most = 20 if federation.clients <= 100 else 10 if federation.clients <= 10_000 else 6
-    places = range(0, len(federation.shown), -(-len(federation.shown) // most))
-    axes.set_xticks(list(places), [str(federation.shown[i]) for i in places])
+    positions = range(0, len(federation.shown), -(-len(federation.shown) // most))
+    axes.set_xticks(list(positions), [str(federation.shown[i]) for i in positions])

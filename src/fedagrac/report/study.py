@@ -1,4 +1,4 @@
-"""The picture of a study: what algorithms really reach, beside what the theorems say."""
+"""The picture of a study: measured errors of the algorithms next to the bounds of the theorems."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ LEADING = Look("#777777", DASH_DOT, 1.2)
 
 
 def plot_study(study: Study) -> Figure:
-    """Draw the error of every algorithm over rounds with the bounds, and how it depends on T, M and Kbar."""
+    """Draw the error of every algorithm over rounds with the bounds, and over T, M and Kbar; return the figure."""
     rates = study.rates
     with paper_style():
         figure = new_figure(5.2 + 1.9 * len(rates), 4.0)
-        axes = figure.subplots(1, 1 + len(rates), squeeze=False, width_ratios=[2.2, *[1] * len(rates)])[0]
-        lines = _draw_errors(axes[0], study)
-        for one, rate in zip(axes[1:], rates, strict=True):
-            _draw_rate(one, rate)
+        panels = figure.subplots(1, 1 + len(rates), squeeze=False, width_ratios=[2.2, *[1] * len(rates)])[0]
+        lines = _draw_errors(panels[0], study)
+        for axes, rate in zip(panels[1:], rates, strict=True):
+            _draw_rate(axes, rate)
         add_legend(figure, lines, "outside lower center", 3)
     return figure
 
 
 def _draw_errors(axes: Axes, study: Study) -> list[tuple[str, Look]]:
+    """Draw the errors and the bounds over rounds; return the labels and looks of the lines."""
     lines: list[tuple[str, Look]] = []
     for curve in study.curves:
         look = look_of(curve.label)
@@ -56,11 +57,12 @@ def _draw_errors(axes: Axes, study: Study) -> list[tuple[str, Look]]:
             lines.append((f"{name} (up to a constant)", look))
     axes.set_yscale("log")
     axes.set(xlabel="round", ylabel="F(x) - F(x*)" if c.mu is not None else "|gradient of F|^2")
-    _frame(axes)
+    _add_grid(axes)
     return lines
 
 
 def _draw_rate(axes: Axes, rate: Rate) -> None:
+    """Draw the errors over one of T, M and Kbar, and the fitted power law."""
     axes.semilogx(rate.sizes, rate.errors, "o", ms=3.5, color=look_of("fedagrac").colour)
     x = np.array([min(rate.sizes), max(rate.sizes)])
     centre = np.exp(np.mean(np.log(rate.sizes))), np.exp(np.mean(np.log(np.maximum(rate.errors, 1e-300))))
@@ -70,9 +72,9 @@ def _draw_rate(axes: Axes, rate: Rate) -> None:
     axes.minorticks_off()
     axes.set_xticks(sorted(set(rate.sizes)), [f"{size:.3g}" for size in sorted(set(rate.sizes))])
     log_axis(axes)
-    _frame(axes)
+    _add_grid(axes)
 
 
-def _frame(axes: Axes) -> None:
+def _add_grid(axes: Axes) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

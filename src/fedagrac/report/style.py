@@ -1,7 +1,4 @@
-"""How an algorithm looks, in every picture: one colour and one dash pattern per name.
-
-The one table that the page and the PNG and PDF pictures share.
-"""
+"""The colour and the dash pattern of each algorithm, on the page and in the PNG and PDF pictures."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ DASH_DOT_DOT = (5.0, 1.5, 1.2, 1.5, 1.2, 1.5)
 PATTERNS = (SOLID, DASHED, DOTTED, DASH_DOT, LONG, DASH_DOT_DOT)
 
 SHADE = "#566b8a"
-"""The colour of pictures that are about clients, not about algorithms."""
+"""The colour of pictures of clients."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How one line is drawn.
+    """The style of one line.
 
     Attributes:
-        colour: as #rrggbb.
-        pattern: lengths of strokes and gaps, in line widths; empty for a solid line.
-        width: of the line, in points.
+        colour: the colour as #rrggbb.
+        pattern: the lengths of strokes and gaps in line widths; empty for a solid line.
+        width: the width of the line in points.
     """
 
     colour: str
@@ -36,7 +33,7 @@ class Look:
     width: float = 1.5
 
     def rgba(self, alpha: float) -> str:
-        """Return the colour with an alpha value, as CSS writes it.
+        """Return the colour with an alpha value in CSS notation.
 
         Examples:
             >>> Look("#ff8000", ()).rgba(0.5)
@@ -57,14 +54,14 @@ LOOKS = {
     "fedagrac-first": Look("#d44a9b", DASH_DOT),
     "fedagrac-reverse": Look("#9c8400", DOTTED),
 }
-"""Every registered algorithm. Each colour is readable on white and on the dark page (at least 3:1)."""
+"""The look of every registered algorithm. The contrast is at least 3:1 on white and on the dark page."""
 
 OTHER = Look("#7d8590", SOLID)
-"""Any other algorithm."""
+"""The look of any other algorithm."""
 
 
 def look_of(algorithm: str, earlier: int = 0) -> Look:
-    """Return how a run of the algorithm is drawn; `earlier` others of it in the picture change the pattern only.
+    """Return the look of a run; after `earlier` runs of the same algorithm only the pattern changes.
 
     Examples:
         >>> look_of("scaffold").colour == look_of("scaffold", earlier=1).colour

@@ -1,4 +1,4 @@
-"""One row per run: accuracy, rounds and bytes to the target, losses, time."""
+"""The summary table: one row per run, with accuracy, rounds and bytes to the target, losses and times."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from fedagrac.report.runs import StoredRun
+    from fedagrac.storage.runs import StoredRun
 
-__all__ = ["Cell", "Column", "cells", "common_target", "full_columns", "summarise", "summary_table"]
+__all__ = ["Column", "TableCell", "common_target", "full_columns", "summarise", "summary_table", "table_cells"]
 
 LAST = 10
-"""How many of the last rounds the final mean is taken over."""
+"""The number of rounds at the end of a run that a final value is the mean of."""
 
 Row = dict[str, Any]
 
 
 def summarise(runs: Sequence[StoredRun]) -> list[Row]:
-    """Return one row of plain values per run; None where a value does not exist.
+    """Return one row of plain values per run, with None for a value that does not exist.
 
-    "algorithm" is the run's label, "run" what tells it from the others; a "final_..." value is the mean over the
-    evaluated ones of the last 10 rounds.
+    "algorithm" is the run's label and "run" a distinct name. A "final_..." value is the mean over the evaluated
+    rounds among the last 10.
     """
     return [_row(run, name) for run, name in zip(runs, names_of(runs), strict=True)]
 
@@ -34,37 +34,37 @@ def summarise(runs: Sequence[StoredRun]) -> list[Row]:
 def _row(run: StoredRun, name: str) -> Row:
     history, target = run.history, run.target
     last: Mapping[str, Any] = history[-1] if history else {}
-    reached = None if target is None else history.rounds_to(target)
-    at_target = next((record for record in history if record["round"] == reached), None)
-    losses = {
-        f"{when}_{kind}_loss": value
-        for kind in ("test", "train")
-        for when, value in (
-            ("best", min(_values(history, f"{kind}_loss"), default=None)),
-            ("final", _mean(_values(history[-LAST:], f"{kind}_loss"))),
-        )
-    }
+    accuracies, test_losses = _values(history, "test_accuracy"), _values(history, "test_loss")
+    at_target: Mapping[str, Any] = next((r for r in history if _reaches(r, target)), {})
     return {
         "algorithm": run.label,
         "run": name,
-        "accuracy": history.last("test_accuracy"),
-        "best_accuracy": history.best("test_accuracy"),
+        "accuracy": accuracies[-1] if accuracies else None,
+        "best_accuracy": max(accuracies, default=None),
         "final_accuracy": _mean(_values(history[-LAST:], "test_accuracy")),
-        "test_loss": history.last("test_loss"),
-        **losses,
+        "test_loss": test_losses[-1] if test_losses else None,
+        "best_test_loss": min(test_losses, default=None),
+        "final_test_loss": _mean(_values(history[-LAST:], "test_loss")),
+        "best_train_loss": min(_values(history, "train_loss"), default=None),
+        "final_train_loss": _mean(_values(history[-LAST:], "train_loss")),
         "target": target,
-        "rounds_to_target": reached,
-        "bytes_to_target": None if at_target is None else at_target["bytes_total"],
+        "rounds_to_target": at_target.get("round"),
+        "bytes_to_target": at_target.get("bytes_total"),
         "rounds": len(history),
         "bytes": last.get("bytes_total"),
         "sim_time": last.get("sim_time"),
         "wall_time": last.get("wall_time"),
-        "lr": run.experiment["algorithm"][0].get("lr"),
+        "lr": run.algorithm_settings.get("lr"),
         "seed": run.seed,
         "status": run.status,
         "reason": run.reason,
         "folder": str(run.folder),
     }
+
+
+def _reaches(record: Mapping[str, Any], target: float | None) -> bool:
+    """Return whether the test accuracy of a round is at or above the target."""
+    return target is not None and record["test_accuracy"] is not None and record["test_accuracy"] >= target
 
 
 def _values(records: Sequence[Mapping[str, Any]], field: str) -> list[float]:
@@ -83,10 +83,13 @@ def common_target(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a summary.
+    """One column of the summary.
 
     Attributes:
-        best: whether the largest value is the best one, the smallest one, or neither.
+        heading: the heading of the column.
+        key: the key of its values in a row.
+        best: which value is the best: "largest", "smallest" or "neither".
+        note: an explanation of the heading.
     """
 
     heading: str
@@ -96,15 +99,15 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One value as it is shown."""
+class TableCell:
+    """One value as the table shows it, and whether it is the best of its column."""
 
     text: str
     best: bool
 
 
-def _to_target(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the words for the target, or None where no run has one."""
+def _target_name(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the target as headings name it, or None if no run has one."""
     if all(row["target"] is None for row in rows):
         return None
     target = common_target(rows)
@@ -112,40 +115,40 @@ def _to_target(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def full_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Return the columns of the page: those for which any row has a value, and the target's."""
+    """Return the columns of the page: those with a value in any row, and those of the target."""
     mean = f"mean of the last {LAST} rounds"
     columns = [
         Column("best accuracy (%)", "best_accuracy", "largest", "highest test accuracy of all rounds"),
         Column("final accuracy (%)", "final_accuracy", "largest", f"{mean}, test accuracy"),
     ]
-    to = _to_target(rows)
-    if to is not None and any(row["accuracy"] is not None for row in rows):
+    target = _target_name(rows)
+    if target is not None and any(row["accuracy"] is not None for row in rows):
         columns += [
-            Column(f"rounds to {to}", "rounds_to_target", note="first round at or above the target accuracy"),
-            Column(f"MB to {to}", "bytes_to_target", note="bytes moved until then, both directions"),
+            Column(f"rounds to {target}", "rounds_to_target", note="first round at or above the target accuracy"),
+            Column(f"MB to {target}", "bytes_to_target", note="bytes moved up to that round, in both directions"),
         ]
     columns += [
         Column("best test loss", "best_test_loss", note="lowest test loss of all rounds"),
         Column("final test loss", "final_test_loss", note=f"{mean}, test loss"),
         Column("best train loss", "best_train_loss", note="lowest training loss of all rounds"),
         Column("final train loss", "final_train_loss", note=f"{mean}, training loss"),
-        Column("MB moved", "bytes", note="both directions, since the start"),
+        Column("MB moved", "bytes", note="in both directions, over the whole run"),
         Column("simulated time (s)", "sim_time", note="simulated time"),
         Column("wall time (s)", "wall_time", note="real time of the run"),
-        Column("rounds", "rounds", "neither", "rounds done"),
+        Column("rounds", "rounds", "neither", "completed rounds"),
     ]
     targets = ("rounds_to_target", "bytes_to_target")
     return [c for c in columns if c.key in targets or any(row[c.key] is not None for row in rows)]
 
 
 def _short_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Return the columns of the terminal, which has room for fewer."""
+    """Return the columns of the table in the terminal, which has room for fewer."""
     columns = []
     if any(row["accuracy"] is not None for row in rows):
         columns += [Column("accuracy", "accuracy", "largest"), Column("best", "best_accuracy", "largest")]
-        to = _to_target(rows)
-        if to is not None:
-            columns.append(Column(f"rounds to {to}", "rounds_to_target"))
+        target = _target_name(rows)
+        if target is not None:
+            columns.append(Column(f"rounds to {target}", "rounds_to_target"))
     return [
         *columns,
         Column("loss", "test_loss"),
@@ -155,27 +158,27 @@ def _short_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     ]
 
 
-def cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[list[Cell]]:
-    """Return the rows as they are shown; the best of different values is marked unless its run diverged."""
+def table_cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[list[TableCell]]:
+    """Return the cells of each row; the best value of a column is marked, except those of diverged runs."""
     best = {}
     for column in columns:
         values = [
-            _shown(column.key, row[column.key])
+            _value_text(column.key, row[column.key])
             for row in rows
             if row[column.key] is not None and row["status"] != "diverged"
         ]
         if len(set(values)) > 1 and column.best != "neither":
             best[column.key] = (max if column.best == "largest" else min)(values, key=float)
 
-    def cell(row: Mapping[str, Any], key: str) -> Cell:
-        text = "-" if row[key] is None else _shown(key, row[key])
-        return Cell(text, text == best.get(key) and row["status"] != "diverged")
+    def cell(row: Mapping[str, Any], key: str) -> TableCell:
+        text = "-" if row[key] is None else _value_text(key, row[key])
+        return TableCell(text, text == best.get(key) and row["status"] != "diverged")
 
     return [[cell(row, column.key) for column in columns] for row in rows]
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the rows as a Rich table, the best of each column in bold."""
+    """Return the rows as a Rich table with the best value of each column in bold."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -184,14 +187,15 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("algorithm")
     for column in columns:
         table.add_column(column.heading, justify="right")
-    for row, shown in zip(rows, cells(rows, columns), strict=True):
-        texts = [f"[bold]{cell.text}[/]" if cell.best else cell.text for cell in shown]
+    for row, cells in zip(rows, table_cells(rows, columns), strict=True):
+        texts = [f"[bold]{cell.text}[/]" if cell.best else cell.text for cell in cells]
         name = escape(row["run"]) + (" [red]diverged[/]" if row["status"] == "diverged" else "")
         table.add_row(name, *texts)
     return table
 
 
-def _shown(key: str, value: float) -> str:
+def _value_text(key: str, value: float) -> str:
+    """Return a value as the table shows it."""
     if "accuracy" in key:
         return f"{100 * value:.1f}"
     if key in ("rounds_to_target", "rounds"):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-from fedagrac.engines.lanes.pools import maxima, tiling_window
+from fedagrac.engines.lanes.pools import TilingPools
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +42,7 @@ def evaluate(workload: Workload, x: Tensor, metrics: Mapping[str, Metric]) -> di
     chunk = CHUNKS.get(x.device.type, 4096)
     outputs = []
     classification = False
-    pools = Pools() if x.device.type == "cpu" else contextlib.nullcontext()
+    pools = TilingPools() if x.device.type == "cpu" else contextlib.nullcontext()
     with torch.inference_mode(), pools:
         for X, y in zip(torch.split(inputs, chunk), torch.split(targets, chunk), strict=True):
             output = module(workload.prepare(X))
@@ -60,25 +58,3 @@ def evaluate(workload: Workload, x: Tensor, metrics: Mapping[str, Metric]) -> di
         )
     accuracy = int(correct) / targets.numel() if classification else None
     return {"test_accuracy": accuracy, "test_loss": float(loss) / len(inputs), **values}
-
-
-class Pools(TorchFunctionMode):
-    """While active, maxima over windows that tile a picture are maxima of its slices.
-
-    The same numbers; on a CPU torch's own way, which also finds where the maxima are, takes ten times as long.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Route pools; leave everything else alone."""
-        options = kwargs or {}
-        if func is functional.max_pool2d:
-            window = tiling_window(args[1:], options)
-            if window is not None:
-                return maxima(args[0], window)
-        return func(*args, **options)

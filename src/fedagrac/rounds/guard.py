@@ -15,11 +15,8 @@ from fedagrac.errors import positive
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from torch import Tensor
 
-    from fedagrac.core.local import Plan, Result
-
-__all__ = ["Guard", "step_lengths"]
+__all__ = ["Guard"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Guard:
     """Drop updates that are not finite, and those that are far longer than the cohort's.
 
     The length of an update is |x_i - x~| / (eta_i K_i), the client's mean step per unit of step size: fast clients
-    may go further, and FedLin's slow ones, whose eta_i is larger, may step further. With equal K_i and eta_i the
+    may go further, and so may clients whose eta_i is larger. With equal K_i and eta_i the
     rule is that of the norm |x_i - x~|. A dropped client counts as one that did not answer: the weights are those
     of the others, and what the server remembers of it stays.
 
@@ -60,19 +57,3 @@ class Guard:
             elif median > 0 and length > self.factor * median:
                 found[row] = f"{length / median:.3g} x the median"
         return found
-
-
-def step_lengths(plan: Plan, x: Tensor, result: Result) -> npt.NDArray[np.float64]:
-    """Return every member's |x_i - x~| / (eta_i K_i), NaN where its reply is not finite, [m].
-
-    Examples:
-        >>> import torch
-        >>> from fedagrac.core.local import Plan, Result
-        >>> plan = Plan.of(steps=[1, 4], lr=0.5)
-        >>> step_lengths(plan, torch.zeros(2), Result(torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.zeros(2)))
-        array([10. ,  2.5])
-    """
-    start = x.double()
-    norms = np.array([float((row.double() - start).norm()) for row in result.models], np.float64)
-    with np.errstate(over="ignore"):
-        return np.where(result.finite(), norms / (plan.lr * plan.steps), np.nan)

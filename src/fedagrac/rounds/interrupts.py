@@ -8,15 +8,13 @@ before it lets them through, so that a checkpoint is written.
 from __future__ import annotations
 
 import contextlib
-import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["INTERRUPTIONS", "Held", "Interruption", "advising", "listening", "typed"]
+__all__ = ["INTERRUPTIONS", "Held", "Interruption", "listening"]
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Ctrl-C, the system's request to end, and a terminal that is closed."""
@@ -66,31 +64,6 @@ def listening() -> Iterator[None]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-
-
-@contextlib.contextmanager
-def advising(folder: Path, words: Sequence[str]) -> Iterator[None]:
-    """Add the command that goes on to whatever cuts experiments in a folder off: a signal, a full disk."""
-    try:
-        yield
-    except (Interruption, OSError, MemoryError, RuntimeError) as stop:
-        if any(folder.glob("experiment.toml")) or any(folder.glob("*/experiment.toml")):
-            stop.add_note(f"go on with: {shlex.join(words)}")
-        raise
-
-
-def typed(options: Mapping[str, Any]) -> list[str]:
-    """Return options as they are typed: a list once for each value, nothing for what was not given.
-
-    Examples:
-        >>> typed({"--grid": ["a=1,2"], "--seeds": 2, "--by": None, "--trust-imports": True})
-        ['--grid', 'a=1,2', '--seeds', '2', '--trust-imports']
-    """
-    words = []
-    for name, given in options.items():
-        for value in given if isinstance(given, list) else [given]:
-            words += [] if value in (None, False) else [name] if value is True else [name, str(value)]
-    return words
 
 
 class Held:

@@ -1,10 +1,13 @@
-"""What a simulation returns: the history of its rounds and the final model."""
+"""What a run leaves behind: a record of every round, their history, and the result.
+
+Both fleets write the same records, so that tables, reports and trackers read either.
+"""
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,22 +24,112 @@ if TYPE_CHECKING:
     from fedagrac.models.vector import VectorModel
     from fedagrac.rounds.divergence import Divergence
 
-__all__ = ["History", "Record", "SimulationResult", "Status", "over_seeds"]
-
-Record = dict[str, Any]
-"""One round, readable as record["round"].
-
-round (from 1), test_accuracy, test_loss and metrics (None without evaluation), train_loss (mean over the round's
-steps, weighted by omega), clients and fast (how many took part, and how many of them were fast), steps_mean (mean
-K_i of the cohort), bytes_up and bytes_down (of this round), bytes_total (both directions, since the start and
-including it), sim_time and wall_time (cumulative seconds); with a guard also dropped (the clients whose update it
-did not let in: they took part, moved bytes and took time, and count in nothing else)."""
+__all__ = ["History", "RoundRecord", "SimulationResult", "Status", "over_seeds"]
 
 Status = Literal["finished", "stopped", "diverged"]
 
 
+@dataclass(slots=True)
+class RoundRecord(Mapping[str, Any]):
+    """One round, readable as `record["round"]` and as `record.round`.
+
+    Attributes:
+        round: from 1.
+        test_accuracy, test_loss: None in rounds without evaluation.
+        metrics: further measures of the test data by name; each is a key of the record.
+        train_loss: mean over the round's steps, weighted by omega; None where it was not finite and was stored.
+        clients: how many took part and count.
+        fast: how many of them were fast.
+        steps_mean: mean K_i of the cohort.
+        bytes_up, bytes_down: of this round.
+        bytes_total: both directions, since the start and including it.
+        sim_time: seconds on the fleet's clock, cumulative.
+        wall_time: real seconds, cumulative.
+        dropped: clients that were asked and do not count. They moved bytes and took time. A simulation writes it
+            where there is a guard.
+        asked: how many clients were asked.
+        first_gradients: how many clients sent a first gradient.
+        steps: K_i by client.
+        events: what went wrong or changed, in words. This and the three before are written by live fleets.
+
+    Examples:
+        >>> record = RoundRecord.of({**EXAMPLE, "top5": 0.9})
+        >>> record["test_accuracy"], record["top5"], record.round, "dropped" in record
+        (0.5, 0.9, 1, False)
+    """
+
+    round: int
+    test_accuracy: float | None
+    test_loss: float | None
+    train_loss: float | None
+    clients: int
+    fast: int
+    steps_mean: float
+    bytes_up: int
+    bytes_down: int
+    bytes_total: int
+    sim_time: float
+    wall_time: float
+    dropped: list[int] | None = None
+    asked: int | None = None
+    first_gradients: int | None = None
+    steps: dict[str, int] | None = None
+    events: list[str] | None = None
+    metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> RoundRecord:
+        """Make a record of plain values, such as a line of history.jsonl; raise ValueError where it is none."""
+        missing = [name for name in ALWAYS if name not in values]
+        if missing:
+            raise ValueError(f"a round lacks {', '.join(missing)}")
+        for name in ("round", "bytes_total", "sim_time", "wall_time"):
+            if isinstance(values[name], bool) or not isinstance(values[name], int | float):
+                raise ValueError(f"a round has {name} = {values[name]!r}, which is no number")
+        known = {name: values[name] for name in (*ALWAYS, *SOMETIMES) if name in values}
+        return cls(**known, metrics={name: value for name, value in values.items() if name not in known})
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.metrics:
+            return self.metrics[name]
+        if name in ALWAYS or (name in SOMETIMES and getattr(self, name) is not None):
+            return getattr(self, name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from ALWAYS[:3]
+        yield from self.metrics
+        yield from ALWAYS[3:]
+        yield from (name for name in SOMETIMES if getattr(self, name) is not None)
+
+    __hash__ = None  # type: ignore[assignment]  # a record may still be evaluated
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __eq__(self, other: object) -> bool:
+        return dict(self) == dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def measured(self, values: Mapping[str, float | None]) -> None:
+        """Take in what an evaluation gave."""
+        self.test_accuracy, self.test_loss = values["test_accuracy"], values["test_loss"]
+        self.metrics = {name: value for name, value in values.items() if name not in ALWAYS}
+
+
+SOMETIMES = ("dropped", "asked", "first_gradients", "steps", "events")
+"""Fields that are keys of a record only where they were written."""
+
+ALWAYS = tuple(
+    field.name for field in dataclasses.fields(RoundRecord) if field.name not in (*SOMETIMES, "metrics")
+)
+"""Fields that every record has."""
+
+EXAMPLE = {**dict.fromkeys(ALWAYS, 0), "round": 1, "test_accuracy": 0.5, "test_loss": 1.0}
+"""A record as plain values, for documentation."""
+
+
 def over_seeds(values: Sequence[float | None]) -> tuple[float | None, float]:
-    """Return the mean over seeds, None where one of them gave nothing, and the standard deviation, 0 with one.
+    """Return mean and standard deviation over seeds: the mean is None where a seed is, the deviation 0 with one.
 
     Examples:
         >>> over_seeds([1.0, 3.0])
@@ -49,34 +142,16 @@ def over_seeds(values: Sequence[float | None]) -> tuple[float | None, float]:
     return mean, statistics.stdev(known) if len(known) > 1 else 0.0
 
 
-@functools.lru_cache(maxsize=16)
-def _table(names: tuple[str, ...]) -> type:
-    """Return a class for records of these names: the dicts of its instances share one table of them."""
-    return type("Table", (), {})
-
-
-def _lean(record: Record) -> Record:
-    """Return the record as a dict that shares its names with its like: 470 bytes instead of 750."""
-    found: Record = vars(_table(tuple(record))())
-    for name, value in record.items():
-        found[name] = value  # one by one: update() would copy the table
-    return found
-
-
-class History(list[Record]):
-    """The rounds of a run, in order. It is what grows in a long run, so its records are kept lean.
+class History(list[RoundRecord]):
+    """The rounds of a run, in order.
 
     Examples:
-        >>> History([{"round": 1, "test_accuracy": 0.5}]).column("test_accuracy")
+        >>> History([EXAMPLE]).column("test_accuracy")
         [0.5]
     """
 
-    def __init__(self, records: Iterable[Record] = ()) -> None:
-        super().__init__(map(_lean, records))
-
-    def append(self, record: Record) -> None:
-        """Add a round; `history[-1]` is a copy of the record."""
-        super().append(_lean(record))
+    def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        super().__init__(r if isinstance(r, RoundRecord) else RoundRecord.of(r) for r in records)
 
     def column(self, name: str) -> list[Any]:
         """Return one field of every round."""
@@ -86,7 +161,7 @@ class History(list[Record]):
         """Return the history as a DataFrame, one row per round."""
         import pandas as pd
 
-        return pd.DataFrame.from_records(list(self))
+        return pd.DataFrame.from_records([dict(record) for record in self])
 
     def to_csv(self, path: str | Path) -> None:
         """Write the history as a CSV file, one line per round."""
@@ -95,8 +170,8 @@ class History(list[Record]):
     def rounds_to(self, accuracy: float) -> int | None:
         """Return the first round whose test accuracy is at or above `accuracy`, or None."""
         for record in self:
-            if record["test_accuracy"] is not None and record["test_accuracy"] >= accuracy:
-                return int(record["round"])
+            if record.test_accuracy is not None and record.test_accuracy >= accuracy:
+                return int(record.round)
         return None
 
     def best(self, name: str = "test_accuracy") -> float | None:
@@ -110,10 +185,11 @@ class History(list[Record]):
 
 @dataclass(frozen=True, eq=False)
 class SimulationResult:
-    """The outcome of `simulate`.
+    """The outcome of a run.
 
     Attributes:
         algorithm: the algorithm that ran.
+        federation: the clients and their data; None where they are not on this machine.
         vector: the final global model as one vector.
         history: one record per round.
         status: "finished" all rounds, "stopped" by a stop rule or a callback, or "diverged".
@@ -122,7 +198,7 @@ class SimulationResult:
     """
 
     algorithm: Algorithm
-    federation: Federation
+    federation: Federation | None
     vector: Tensor
     history: History
     status: Status
@@ -145,4 +221,5 @@ class SimulationResult:
 
     def citations(self) -> str:
         """Return BibTeX for what this run used: the algorithm, the data set, and the paper behind the package."""
-        return bibtex(("fedagrac", *self.algorithm.cites, *self.federation.cites))
+        data = () if self.federation is None else self.federation.cites
+        return bibtex(("fedagrac", *self.algorithm.cites, *data))

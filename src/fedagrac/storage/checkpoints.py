@@ -2,43 +2,42 @@
 
 A checkpoint holds the server's vectors, what it remembers of each client, and some facts as JSON. It is written to
 a temporary file, which is renamed once it is on the disk, and the last two are kept: a crash at any moment leaves
-one that loads. The rounds so far are not in it: they are in history.jsonl beside its folder.
+one that loads. The rounds so far are not in it; whoever resumes adds them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from fedagrac.core.cohort import Cohort, Population
+from fedagrac.engines.choice import EngineRecord
 from fedagrac.engines.ranks import ALONE, Ranks
 from fedagrac.errors import MOST_CLIENTS, FedagracError, shown
-from fedagrac.files import make_folder, sync, whole_or_not_at_all
+from fedagrac.files import make_folder, whole_or_not_at_all
 from fedagrac.parsing import parse_json
 from fedagrac.storage.clients import ClientTable
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
 
-    from fedagrac.algorithms import Algorithm
+    from fedagrac.algorithms.base import Traits
 
-__all__ = ["Checkpoint", "CheckpointError", "check_fits", "read_checkpoint", "read_history", "write_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointError", "Facts", "check_fits", "read_checkpoint", "write_checkpoint"]
 
 log = logging.getLogger("fedagrac")
 
-FORMAT = 2
+FORMAT = 3
 KEPT = 2
 
 MOST_PARTS = 10_000
@@ -52,6 +51,58 @@ class CheckpointError(FedagracError):
     """A checkpoint that cannot be used, and why."""
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What a run that goes on must know besides vectors and rounds; the same for every fleet.
+
+    Attributes:
+        sim_time: seconds on the fleet's clock so far.
+        bytes_total: bytes moved so far, in both directions.
+        engine: what ran the clients on this machine; None where they are elsewhere.
+        sizes: samples of each client, as a live fleet's clients reported them; empty in a simulation.
+        identity: settings that the run must share with its checkpoint, where no experiment.toml says so.
+    """
+
+    sim_time: float
+    bytes_total: int
+    engine: EngineRecord | None = None
+    sizes: tuple[int, ...] = ()
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, table: Any) -> Facts:
+        """Read facts from the JSON of a header; raise ValueError where they make no sense.
+
+        Examples:
+            >>> Facts.read({"sim_time": 1.5, "bytes_total": 64}).sizes
+            ()
+            >>> Facts.read({"sim_time": 1.5, "bytes_total": -1})
+            Traceback (most recent call last):
+            ...
+            ValueError: bytes_total is -1
+        """
+        if not isinstance(table, dict):
+            raise ValueError("it has no facts")
+        values = {"sizes": [], "identity": {}, **table}
+        for name, kind, least in (("sim_time", int | float, 0), ("bytes_total", int, 0)):
+            value = values.get(name)
+            if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
+                raise ValueError(f"{name} is {shown(value)}")
+        sizes = values["sizes"]
+        whole = isinstance(sizes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
+        if not whole or any(not 1 <= n <= 2**62 for n in sizes):
+            raise ValueError(f"sizes is {shown(sizes)}")
+        if not isinstance(values["identity"], dict):
+            raise ValueError(f"identity is {shown(values['identity'])}")
+        return cls(
+            sim_time=float(values["sim_time"]),
+            bytes_total=values["bytes_total"],
+            engine=EngineRecord.read(values.get("engine")),
+            sizes=tuple(sizes),
+            identity=values["identity"],
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """Where a run stands after some round.
@@ -59,16 +110,16 @@ class Checkpoint:
     Attributes:
         round: rounds done.
         state: the server's vectors by name; "x" is the model.
-        table: what the server remembers of each client.
-        facts: anything else, as JSON.
-        history: the rounds so far; not written, see `read_history`.
+        table: what the server keeps of each client.
+        facts: everything else that the run must know.
+        history: the rounds so far. They are not written with a checkpoint.
     """
 
     round: int
     state: Mapping[str, Tensor]
     table: ClientTable
-    facts: dict[str, Any] = field(default_factory=dict)
-    history: Sequence[dict[str, Any]] = ()
+    facts: Facts
+    history: Sequence[Mapping[str, Any]] = ()
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE) -> Path:
@@ -93,13 +144,11 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE)
         "round": checkpoint.round,
         "num_clients": checkpoint.table.num_clients,
         "parts": ranks.size,
-        "facts": checkpoint.facts,
+        "facts": asdict(checkpoint.facts),
     }
-    metadata = {"fedagrac": json.dumps({**head, "sha256": _hash(head, placed)})}
-    path, history = _path(folder, checkpoint.round, ranks.rank), folder.parent / "history.jsonl"
+    metadata = {"fedagrac": json.dumps({**head, "sha256": content_hash(head, placed)})}
+    path = _path(folder, checkpoint.round, ranks.rank)
     make_folder(folder)
-    if ranks.rank == 0 and history.exists():
-        sync(history)  # a checkpoint whose rounds are not on the disk would be worth nothing
     with whole_or_not_at_all(path) as temporary:
         try:
             save_file(placed, temporary, metadata=metadata)
@@ -111,7 +160,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE)
     if ranks.rank:
         ranks.wait()
     else:
-        _remove_before(folder, _found(folder)[-KEPT:][0])
+        _remove_before(folder, _checkpoints(folder)[-KEPT:][0])
     return path
 
 
@@ -127,40 +176,27 @@ def _path(folder: Path, round: int, rank: int) -> Path:
 
 
 def read_checkpoint(
-    folder: Path, device: torch.device | str = "cpu", history: Path | None = None
+    folder: Path,
+    device: torch.device | str = "cpu",
+    complete: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint,
 ) -> Checkpoint | None:
-    """Return the newest checkpoint of a folder, with its rounds if a history.jsonl is named; None without any.
+    """Return the newest checkpoint of a folder, or None where there is none.
 
-    A damaged one, or one whose rounds are not there, is said and passed over for the one before it.
+    One that is damaged, or that `complete` refuses with a CheckpointError, is logged, and the one before it is
+    used. `complete` adds what is kept elsewhere, such as the history.
     """
-    found = _found(folder)
-    for path in reversed(found):
+    paths = _checkpoints(folder)
+    for path in reversed(paths):
         try:
-            stored = _read_all(path, device)
-            return stored if history is None else replace(stored, history=read_history(history, stored.round))
+            return complete(_read_all(path, device))
         except CheckpointError as error:
-            if path == found[0]:
+            if path == paths[0]:
                 raise
             log.warning("%s; the one before it is used", error)
     return None
 
 
-def read_history(path: Path, rounds: int) -> list[dict[str, Any]]:
-    """Return the first rounds of a history.jsonl; what a crash left after them is not looked at."""
-    found = []
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for line in itertools.islice(lines, rounds):
-                found.append(parse_json(line))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    numbers = [record.get("round") if isinstance(record, dict) else None for record in found]
-    if len(found) != rounds or numbers != list(range(1, rounds + 1)):
-        raise CheckpointError(f"{path} does not hold the {rounds} rounds of its checkpoint")
-    return found
-
-
-def _found(folder: Path) -> list[Path]:
+def _checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, oldest first; of several processes the first's part stands for all."""
     return sorted(folder.glob(f"round-{'[0-9]' * 8}.safetensors"))
 
@@ -182,7 +218,7 @@ def _read_all(path: Path, device: torch.device | str) -> Checkpoint:
     table = ClientTable(head["num_clients"])  # as many as the header says, so after all of it was checked
     for clients, rows in parts:
         table.put(clients, rows)
-    return Checkpoint(head["round"], _named(tensors, "state.", device), table, head["facts"])
+    return Checkpoint(head["round"], _named(tensors, "state.", device), table, Facts.read(head["facts"]))
 
 
 def _named(tensors: Mapping[str, Tensor], prefix: str, device: torch.device | str) -> dict[str, Tensor]:
@@ -207,7 +243,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             "that wrote it, or start anew in another folder"
         )
     wrong = next(_complaints(head, tensors), None)
-    if wrong is None and _hash(head, tensors) != head.get("sha256"):
+    if wrong is None and content_hash(head, tensors) != head.get("sha256"):
         wrong = "its content does not match its hash"
     if wrong is not None:
         raise CheckpointError(f"{path} is damaged: {wrong}")
@@ -220,8 +256,10 @@ def _complaints(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Itera
         value = head.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             yield f"{key} is {shown(value)}"
-    if not isinstance(head.get("facts"), dict):
-        yield "it has no facts"
+    try:
+        Facts.read(head.get("facts"))
+    except ValueError as error:
+        yield str(error)
     for name, value in tensors.items():
         kind, _, rest = name.partition(".")
         if not (name == "clients" or (kind in SHAPES and rest)):
@@ -237,37 +275,29 @@ def _complaints(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Itera
         yield "it does not hold one row for each of its clients"
 
 
-def check_fits(checkpoint: Checkpoint, algorithm: Algorithm, x: Tensor) -> None:
-    """Check that a checkpoint is one of this algorithm on a model of x's length: names, lengths and types."""
-    pair, one = np.full(2, 0.5), np.zeros(1, np.int64)
-
-    def zeros(x: Tensor, clients: npt.NDArray[np.int64], *_: Any, **__: Any) -> Tensor:
-        return x.new_zeros((len(clients), len(x)))
-
-    state = algorithm.start(x, Population(pair, zeros))
+def check_fits(checkpoint: Checkpoint, traits: Traits, x: Tensor) -> None:
+    """Check that a checkpoint is one of an algorithm with these traits on a model like x."""
     clients, rows = checkpoint.table.export()
-    cohort = Cohort(0, one, one + 1, [1], pair[:1], one + 1, False, zeros)
-    wanted = algorithm.enter(state, cohort) if len(clients) else {}
-    for what, needed, there in (("", state, checkpoint.state), ("the clients' ", wanted, rows)):
-        if set(needed) != set(there):
-            names = ", ".join(sorted(there)) or "nothing"
+    declared = traits.rows if len(clients) else ()
+    for what, names, vectors in (("", traits.state, checkpoint.state), ("the clients' ", declared, rows)):
+        if set(names) != set(vectors):
+            given = ", ".join(sorted(vectors)) or "nothing"
             raise CheckpointError(
-                f"the checkpoint holds {what}{shown(names)}, expected {', '.join(sorted(needed))}"
+                f"the checkpoint holds {what}{shown(given)}, expected {', '.join(sorted(names))}"
             )
-        for name, value in there.items():
-            # sums over many rounds are kept in float64 whatever the model is
-            exact = value.ndim == 2 or name in ("x", "x1")
-            if value.shape[-1] != len(x) or (exact and value.dtype != needed[name].dtype):
-                found = f"{value.shape[-1]} numbers of {value.dtype}"
-                raise CheckpointError(f"the checkpoint's {what}{name} has {found}, expected {len(x)} of {x.dtype}")
+        for name, vector in vectors.items():
+            either = vectors is checkpoint.state and name in traits.sums  # float64 or the model's precision
+            if vector.shape[-1] != len(x) or not (either or vector.dtype == x.dtype):
+                given = f"{vector.shape[-1]} numbers of {vector.dtype}"
+                raise CheckpointError(f"the checkpoint's {what}{name} has {given}, expected {len(x)} of {x.dtype}")
 
 
-def _hash(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+def content_hash(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of the header, and of the tensors' names, shapes, types and contents."""
-    told = {key: value for key, value in head.items() if key != "sha256"}
-    found = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    known = {key: value for key, value in head.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
     for name in sorted(tensors):
         value = tensors[name]
-        found.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        found.update(value.contiguous().view(torch.uint8).numpy().data if value.numel() else b"")
-    return found.hexdigest()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.contiguous().view(torch.uint8).numpy().data if value.numel() else b"")
+    return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""The paper's theory as something to run: constants, bounds, fixed points and rates of a problem of one's own.
+"""The paper's theory as functions: constants, bounds, fixed points and rates of any problem.
 
-`fedagrac theory EXPERIMENT.toml` does all of it for an experiment (`fedagrac.experiments.study`). No experiment,
-file or picture enters here.
+This package only computes: it runs no simulation and reads no files. `fedagrac.experiments.study` applies it to an
+experiment, and `fedagrac theory EXPERIMENT.toml` is the command for that.
 """
 
 from __future__ import annotations

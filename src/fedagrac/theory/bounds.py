@@ -1,9 +1,8 @@
 """The right-hand sides of the paper's Theorems 1 to 3, term by term, and of their corollaries.
 
-Formulas as printed, of plain numbers: no run, model or data enters here. Every one of them holds up to the
-constant inside O(.), which the paper does not give. So the numbers compare settings and show how a term scales;
-they are not limits that a measured curve must stay below. `docs/theory.md` says where the printed formulas and
-their proofs disagree.
+The formulas are as printed and take plain numbers. Each holds up to the constant inside O(.), which the paper does
+not give. Use them to compare settings and to see how a term scales; a measured curve may lie above them.
+`docs/theory.md` lists where the printed formulas and their proofs disagree.
 
 Symbols: omega_i weights, K_i steps a round, Kbar = sum_i omega_i K_i, M clients, T rounds, eta the step size,
 L smoothness, mu strong convexity, sigma^2 variance of a stochastic gradient, lambda the calibration rate.
@@ -11,6 +10,7 @@ L smoothness, mu strong convexity, sigma^2 variance of a stochastic gradient, la
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,16 +42,16 @@ Values = float | Array
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """The right-hand side of a theorem. Terms are numbers, or arrays where `rounds` was an array.
+    """The right-hand side of a theorem. Terms are numbers, or arrays if `rounds` was an array.
 
     Attributes:
-        name: which theorem.
-        terms: the terms in the order in which the theorem prints them.
-        step_size: the eta that the statement prescribes, or the largest it allows; up to the constant.
-        step_limit: the largest eta that the proof's explicit condition allows.
-        condition: what the statement and the proof ask of eta, in symbols.
-        constants: what the terms are made of, such as Kbar, H and P.
-        note: to be shown wherever a number or a curve of this bound is.
+        name: the name of the theorem.
+        terms: the terms in the theorem's order.
+        step_size: the eta that the statement prescribes, or the largest that it allows, up to the constant.
+        step_limit: the largest eta that the proof allows explicitly.
+        condition: the conditions on eta in the statement and in the proof.
+        constants: the quantities in the terms, such as Kbar, H and P.
+        note: a caveat to show next to every number or curve of this bound.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Bound:
 
 
 def theorem1(weights: npt.ArrayLike, steps: npt.ArrayLike, local_losses: npt.ArrayLike, *, L: float) -> Bound:
-    """Return Theorem 1's floor: what FedAvg's E F(x_T) - F(x*) may keep for T -> infinity.
+    """Return Theorem 1's floor: the part of FedAvg's E F(x_T) - F(x*) that may remain as T -> infinity.
 
         sum_i omega_i (K_i / K_min - 1) F_i(x*)
 
     `local_losses` are the F_i(x*), at least 0. Subtracting min F_i from each F_i changes neither FedAvg nor the
-    proof, so F_i(x*) - min F_i may be given instead: a lower floor, and zero where all clients agree on x*.
+    proof, so F_i(x*) - min F_i is also valid: it gives a lower floor, which is zero if all clients agree on x*.
 
     Examples:
         >>> bound = theorem1([0.5, 0.5], [2, 6], [0.1, 0.3], L=1.0)
@@ -88,11 +88,11 @@ def theorem1(weights: npt.ArrayLike, steps: npt.ArrayLike, local_losses: npt.Arr
     L = positive("L", L)
     return Bound(
         name="Theorem 1 (FedAvg)",
+        condition="statement: eta = O(1 / (mu L T Kbar)) <= 1 / (L Kbar); "
+        "proof: eta <= 1 / (L sqrt(2 Kmax (Kmax - 1)))",
         terms={"floor": _floor(w, K, local_losses)},
         step_size=1 / (L * Kbar),
         step_limit=_limit1(K, L),
-        condition="statement: eta = O(1 / (mu L T Kbar)) <= 1 / (L Kbar); "
-        "proof: eta <= 1 / (L sqrt(2 Kmax (Kmax - 1)))",
         constants=_counts(w, K),
     )
 
@@ -102,13 +102,13 @@ def theorem1_unpublished(
     steps: npt.ArrayLike,
     local_losses: npt.ArrayLike,
     *,
+    rounds: npt.ArrayLike,
     L: float,
     mu: float,
     sigma2: float,
     distance2: float,
-    rounds: npt.ArrayLike,
 ) -> Bound:
-    """Return the form of Theorem 1 for finite T that the paper's source holds commented out.
+    """Return the form of Theorem 1 for finite T, which the paper's source contains as a comment.
 
     It is not part of the published statement. Its last term is the published floor.
 
@@ -120,23 +120,21 @@ def theorem1_unpublished(
         {'exponential': 0.0, 'noise': 0.1, 'drift': 0.025, 'floor': 0.0}
     """
     w, K = _clients(weights, steps)
-    L, mu = _convex(L, mu)
-    sigma2, distance2 = non_negative("sigma2", sigma2), non_negative("distance2", distance2)
+    L, mu, sigma2, distance2 = _convex(L, mu, sigma2, distance2)
     T = _rounds(rounds)
+    published = theorem1(w, K, local_losses, L=L)
     Kbar, Kmin = float(w @ K), float(K.min())
     terms = {
         "exponential": mu * Kbar / Kmin * distance2 * np.exp(-mu * T / L),
         "noise": sigma2 / (mu * T * Kbar * Kmin) * (w**2 @ K),
         "drift": sigma2 * L / (mu**2 * T**2 * Kbar**2 * Kmin) * (w @ K**2),
-        "floor": np.full_like(T, _floor(w, K, local_losses)),
+        "floor": np.full_like(T, published.total),
     }
-    return Bound(
+    return dataclasses.replace(
+        published,
         name="Theorem 1 (FedAvg), longer form in the paper's source, not in the published statement",
         terms={name: _plain(term) for name, term in terms.items()},
         step_size=_stated_step(L, mu, Kbar, T),
-        step_limit=_limit1(K, L),
-        condition=theorem1(w, K, local_losses, L=L).condition,
-        constants=_counts(w, K),
     )
 
 
@@ -159,8 +157,8 @@ def theorem2(
         eta^2 L^2 sigma^2 / (lambda Kbar) sum_i omega_i K_i^4
         eta^2 L^2 sigma^2 lambda / Kbar  sum_i omega_i K_i^3 (K_i sum_j omega_j^2 / K_j + 1)
 
-    with the theorem's eta = sqrt(M / (T Kbar)), which turns them into the printed ones. `lr` puts another eta in.
-    `gap` is F(x_1) - F(x*).
+    with the theorem's eta = sqrt(M / (T Kbar)), which gives the terms as printed. `lr` replaces this eta. `gap` is
+    F(x_1) - F(x*).
 
     Examples:
         >>> bound = theorem2([0.5, 0.5], [2, 2], L=1.0, sigma2=1.0, gap=3.0, rounds=100)
@@ -210,7 +208,7 @@ def theorem3(
         H = sigma^2 / Kbar^2   sum_i omega_i^2 (K_i + Kbar + (Kbar - K_i)^2 / K_i)
         P = L^2 sigma^2 / mu   (sum_i omega_i K_i^3) sum_j omega_j^2 / K_j
 
-    `distance2` is |x_1 - x*|^2. H and P are in `constants`. Logarithms of T are hidden too (the tilde on O).
+    `distance2` is |x_1 - x*|^2. H and P are in `constants`. The bound also hides logarithms of T (the tilde on O).
 
     Examples:
         >>> bound = theorem3([0.5, 0.5], [2, 2], L=2.0, mu=1.0, sigma2=1.0, distance2=0.0, rounds=[10, 100])
@@ -220,8 +218,7 @@ def theorem3(
         array([0.13  , 0.0058])
     """
     w, K = _clients(weights, steps)
-    L, mu = _convex(L, mu)
-    sigma2, distance2 = non_negative("sigma2", sigma2), non_negative("distance2", distance2)
+    L, mu, sigma2, distance2 = _convex(L, mu, sigma2, distance2)
     T = _rounds(rounds)
     Kbar = float(w @ K)
     H = float(sigma2 / Kbar**2 * (w**2 @ (K + Kbar + (Kbar - K) ** 2 / K)))
@@ -245,7 +242,7 @@ def theorem3(
 def corollary_nonconvex(clients: int, rounds: npt.ArrayLike, mean_steps: float) -> Values:
     """Return the rate of Theorem 2's corollary, 1 / sqrt(M T Kbar), for equal weights and lambda = O(1).
 
-    Up to the constant inside O(.).
+    The rate holds up to the constant inside O(.).
 
     Examples:
         >>> corollary_nonconvex(4, 100, 25)
@@ -259,7 +256,7 @@ def corollary_convex(
 ) -> Values:
     """Return the rate of Theorem 3's corollary, sigma^2 / (mu M T Kbar), for equal weights.
 
-    Up to the constant, and logarithms of T, inside O(.).
+    The rate holds up to the constant and the logarithms of T inside O(.).
 
     Examples:
         >>> corollary_convex(4, 100, 25, sigma2=2.0, mu=0.5)
@@ -270,9 +267,10 @@ def corollary_convex(
 
 
 def fednova_condition(steps: npt.ArrayLike) -> float:
-    """Return sum_i Kbar / (M K_i), equal weights: what must stay constant for FedNova to reach 1 / sqrt(M T Kbar).
+    """Return sum_i Kbar / (M K_i) for equal weights.
 
-    It is the arithmetic over the harmonic mean of the K_i: 1 if they are equal, more if not.
+    FedNova reaches the rate 1 / sqrt(M T Kbar) only if this number stays bounded. It is the arithmetic mean of the
+    K_i over their harmonic mean: 1 if they are equal, otherwise more.
 
     Examples:
         >>> fednova_condition([5, 5, 5])
@@ -285,9 +283,9 @@ def fednova_condition(steps: npt.ArrayLike) -> float:
 
 
 def fednova_rate(steps: npt.ArrayLike, rounds: npt.ArrayLike) -> Values:
-    """Return FedNova's rate in the paper's remark: `fednova_condition` times 1 / sqrt(M T Kbar), equal weights.
+    """Return FedNova's rate in the paper's remark, `fednova_condition` / sqrt(M T Kbar), for equal weights.
 
-    Up to the constant inside O(.).
+    The rate holds up to the constant inside O(.).
 
     Examples:
         >>> fednova_rate([1, 4], 1000) / corollary_nonconvex(2, 1000, 2.5)
@@ -298,9 +296,9 @@ def fednova_rate(steps: npt.ArrayLike, rounds: npt.ArrayLike) -> Values:
 
 
 def extreme_steps(clients: int, fast: int) -> Array:
-    """Return the remark's extreme case: K_i = 1 for all clients but the last, which runs `fast` steps.
+    """Return the step counts of the remark's extreme case: 1 for all clients except the last, which runs `fast`.
 
-    There `fednova_condition` is Kbar (1 - (1 - 1 / fast) / M), so it grows like Kbar.
+    For these `fednova_condition` is Kbar (1 - (1 - 1 / fast) / M), so it grows like Kbar.
 
     Examples:
         >>> extreme_steps(4, 97)
@@ -312,11 +310,13 @@ def extreme_steps(clients: int, fast: int) -> Array:
 
 
 def _plain(values: Any) -> Values:
+    """Return an array, or a float for an array of dimension 0."""
     array = np.asarray(values, dtype=np.float64)
     return array if array.ndim else float(array)
 
 
 def _vector(field: str, values: Any, accepted: str) -> Array:
+    """Check for a vector of finite numbers."""
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -327,6 +327,7 @@ def _vector(field: str, values: Any, accepted: str) -> Array:
 
 
 def _steps(steps: npt.ArrayLike) -> Array:
+    """Check the K_i."""
     accepted = "one finite number of steps, at least 1, for each client"
     K = _vector("steps", steps, accepted)
     if (K < 1).any():
@@ -335,16 +336,18 @@ def _steps(steps: npt.ArrayLike) -> Array:
 
 
 def _clients(weights: npt.ArrayLike, steps: npt.ArrayLike) -> tuple[Array, Array]:
+    """Check the omega_i and the K_i."""
     accepted = "one number above 0 for each client, with sum 1"
     w, K = _vector("weights", weights, accepted), _steps(steps)
     if (w <= 0).any() or abs(w.sum() - 1) > 1e-6:
         raise InputError("weights", weights, accepted)
     if len(K) != len(w):
-        raise InputError("steps", steps, f"as many numbers as there are weights ({len(w)})")
+        raise InputError("steps", steps, f"one number per weight ({len(w)})")
     return w, K
 
 
 def _rounds(rounds: npt.ArrayLike) -> Array:
+    """Check T, a number or an array."""
     accepted = "a finite number of rounds, at least 1, or an array of them"
     try:
         T = np.asarray(rounds, dtype=np.float64)
@@ -361,13 +364,15 @@ def _mean_steps(mean_steps: float) -> float:
     return float(mean_steps)
 
 
-def _convex(L: float, mu: float) -> tuple[float, float]:
+def _convex(L: float, mu: float, sigma2: float, distance2: float) -> tuple[float, float, float, float]:
+    """Check the constants of a strongly convex problem; return them as floats."""
     if positive("mu", mu) > positive("L", L):
         raise InputError("mu", mu, f"at most L = {L}")
-    return float(L), float(mu)
+    return float(L), float(mu), non_negative("sigma2", sigma2), non_negative("distance2", distance2)
 
 
 def _floor(w: Array, K: Array, local_losses: npt.ArrayLike) -> float:
+    """Return sum_i omega_i (K_i / K_min - 1) F_i(x*)."""
     accepted = f"one finite number of at least 0 for each of the {len(w)} clients"
     losses = _vector("local_losses", local_losses, accepted)
     if len(losses) != len(w) or (losses < 0).any():
@@ -376,20 +381,21 @@ def _floor(w: Array, K: Array, local_losses: npt.ArrayLike) -> float:
 
 
 def _counts(w: Array, K: Array) -> dict[str, float]:
+    """Return the mean, the smallest and the largest K_i by name."""
     return {"Kbar": float(w @ K), "Kmin": float(K.min()), "Kmax": float(K.max())}
 
 
 def _stated_step(L: float, mu: float, Kbar: float, T: Array) -> Values:
-    """Return the smaller of 1 / (mu L T Kbar) and 1 / (L Kbar), as Theorems 1 and 3 state it."""
+    """Return the smaller of 1 / (mu L T Kbar) and 1 / (L Kbar), the step size of Theorems 1 and 3."""
     return _plain(np.minimum(1 / (mu * T), 1) / (L * Kbar))
 
 
 def _limit1(K: Array, L: float) -> float:
-    """Return 1 / (L sqrt(2 Kmax (Kmax - 1))): no limit where nobody takes a second step."""
+    """Return 1 / (L sqrt(2 Kmax (Kmax - 1))), or infinity if no client takes a second step."""
     Kmax = float(K.max())
     return float(1 / (L * np.sqrt(2 * Kmax * (Kmax - 1)))) if Kmax > 1 else float("inf")
 
 
 def _limit2(K: Array, L: float) -> float:
-    """Return 1 / (2 sqrt(2) L Kmax), which the proofs of Theorems 2 and 3 ask for."""
+    """Return 1 / (2 sqrt(2) L Kmax), the limit in the proofs of Theorems 2 and 3."""
     return float(1 / (2 * np.sqrt(2) * L * K.max()))

@@ -1,4 +1,4 @@
-"""Closed forms of two convex problems: least squares and softmax regression, both with weight decay."""
+"""Closed forms for least squares and softmax regression, both with weight decay."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ __all__ = ["LeastSquares", "least_squares", "softmax_hessian", "softmax_smoothne
 
 
 class LeastSquares(NamedTuple):
-    """What there is to know about F_i(x) = |X_i x - y_i|^2 / (2 n_i) + weight_decay / 2 |x|^2.
+    """The constants of least squares, F_i(x) = |X_i x - y_i|^2 / (2 n_i) + weight_decay / 2 |x|^2.
 
     Attributes:
-        L, mu: the largest and the smallest eigenvalue of any client's Hessian.
-        minimiser: of F = sum_i omega_i F_i.
+        L: the largest eigenvalue of any client's Hessian.
+        mu: the smallest eigenvalue of any client's Hessian.
+        minimiser: the minimiser of F = sum_i omega_i F_i.
         local_values: F_i at the minimiser, [M].
     """
 
@@ -35,11 +36,11 @@ def least_squares(
     weight_decay: float = 0.0,
     weights: npt.ArrayLike | None = None,
 ) -> LeastSquares:
-    """Return the constants of least squares; weights omega_i are by samples unless given.
+    """Return the constants of least squares; by default a client's weight is its share of the samples.
 
     Examples:
-        >>> found = least_squares([([[1.0], [1.0]], [0.0, 2.0]), ([[2.0]], [2.0])], weights=[0.5, 0.5])
-        >>> found.L, found.mu, found.minimiser.tolist(), found.local_values.tolist()
+        >>> exact = least_squares([([[1.0], [1.0]], [0.0, 2.0]), ([[2.0]], [2.0])], weights=[0.5, 0.5])
+        >>> exact.L, exact.mu, exact.minimiser.tolist(), exact.local_values.tolist()
         (4.0, 1.0, [1.0], [0.5, 0.0])
     """
     arrays = [(np.asarray(X, np.float64), np.asarray(y, np.float64)) for X, y in data]
@@ -58,9 +59,10 @@ def least_squares(
 
 
 def softmax_hessian(inputs: Tensor, x: Tensor, bias: bool = True) -> Tensor:
-    """Return the Hessian of the mean cross-entropy of a linear layer with weights x, [d, d]; it needs no targets.
+    """Return the Hessian of the mean cross-entropy of a linear layer with weights x, [d, d].
 
-    It is the mean over samples of (diag(p) - p p^T) kron (z z^T): p the softmax, z the input and a 1 for the bias.
+    It is the mean over samples of (diag(p) - p p^T) kron (z z^T), where p is the softmax output and z the input,
+    extended by 1 for the bias. It does not depend on the targets.
 
     Examples:
         >>> softmax_hessian(torch.tensor([[2.0]]), torch.zeros(2), bias=False).tolist()
@@ -90,7 +92,7 @@ def softmax_hessian(inputs: Tensor, x: Tensor, bias: bool = True) -> Tensor:
 def softmax_smoothness(inputs: Tensor, weight_decay: float = 0.0, bias: bool = True) -> float:
     """Return a bound on the curvature at every x: half the largest eigenvalue of Z^T Z / n, plus the decay.
 
-    No diag(p) - p p^T has an eigenvalue above 1/2.
+    The factor is 1/2 because no eigenvalue of diag(p) - p p^T is larger.
 
     Examples:
         >>> softmax_smoothness(torch.tensor([[2.0]]), 0.1, bias=False)

@@ -1,4 +1,4 @@
-"""The constants of a problem that the theorems speak of: L, mu, sigma^2, B, x* and F_i(x*)."""
+"""Measuring the constants that the theorems use: L, mu, sigma^2, B, x* and F_i(x*)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ __all__ = ["Constants", "constants", "extreme_eigenvalues", "minimise"]
 
 
 class NotSolvedError(FedagracError):
-    """An iteration did not come to its end."""
+    """Raised when an iteration does not converge."""
 
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """What the theorems need to know about a problem, measured.
+    """The measured constants of a problem.
 
     Attributes:
-        L: the largest curvature of any client at any of the points (Assumption 1, along that path).
-        mu: the smallest (Assumption 2); None where the problem is not known to be convex.
+        L: the largest curvature of any client at any measured point (Assumption 1).
+        mu: the smallest curvature (Assumption 2); None if the problem is not known to be convex.
         sigma2: the largest variance of a stochastic gradient of any client at any point (Assumption 3).
-        B: the largest ratio of a client's gradient to the global one at the points where that is not 0
-            (Assumption 4); it grows without bound towards x*, where clients pull and F does not.
-        optimum: x*; None where the problem is not known to be convex.
-        gap: F(x_1) - F(x*), or F(x_1) - 0 where x* is not known.
-        distance2: |x_1 - x*|^2.
-        value: F(x*).
-        local_values: F_i(x*), [M].
-        points: how many points the largest and smallest values are taken over.
+        B: the largest ratio of a client's gradient to the global one, at points where the latter is not 0
+            (Assumption 4). It grows without bound towards x*, where the global gradient vanishes.
+        gap: F(x_1) - F(x*), or F(x_1) if x* is unknown.
+        points: the number of points that were measured.
+        optimum: x*; None if the problem is not known to be convex.
+        distance2: |x_1 - x*|^2, or None.
+        value: F(x*), or None.
+        local_values: F_i(x*), [M], or None.
     """
 
     L: float
@@ -54,9 +54,9 @@ class Constants:
     local_values: npt.NDArray[np.float64] | None = None
 
     def theorem3(self, weights: npt.ArrayLike, steps: npt.ArrayLike, rounds: npt.ArrayLike) -> Bound:
-        """Return Theorem 3's bound with these constants; an error where the problem is not known to be convex."""
+        """Return Theorem 3's bound with these constants; raise an InputError if mu is unknown."""
         if self.mu is None or self.distance2 is None:
-            raise InputError("constants", "mu = None", "a convex problem: Theorem 3 speaks of no other")
+            raise InputError("constants", "mu = None", "a convex problem, which Theorem 3 requires")
         return theorem3(
             weights, steps, L=self.L, mu=self.mu, sigma2=self.sigma2, distance2=self.distance2, rounds=rounds
         )
@@ -65,21 +65,21 @@ class Constants:
 def constants(
     problem: Problem, points: Sequence[Tensor] | None = None, convex: bool | None = None, tolerance: float = 1e-10
 ) -> Constants:
-    """Measure a problem's constants.
+    """Measure the constants of a problem.
 
     Args:
         problem: the clients, the model and the loss.
-        points: where curvature, noise and dissimilarity are measured; by default five points from x_1 to x*
-            where the problem is convex, and x_1 alone elsewhere. The iterates of a run are a good choice.
-        convex: whether F is convex; None to find out: yes for models linear in x with cross-entropy.
-        tolerance: the norm of the gradient at which x* counts as solved.
+        points: the points at which curvature, noise and dissimilarity are measured, such as the iterates of a run.
+            By default these are five points from x_1 to x* for a convex problem, and x_1 for any other.
+        convex: whether F is convex; None to test it, which recognises models linear in x with cross-entropy.
+        tolerance: the norm of the gradient below which x* counts as found.
 
     Examples:
         >>> import fedagrac as fg
         >>> fed = fg.Federation.from_arrays([([[1.0], [3.0]], [0, 1]), ([[2.0]], [1])])
         >>> problem = Problem(fg.models.build("logistic", features=1, classes=2), fed, weight_decay=0.1)
-        >>> found = constants(problem)
-        >>> round(found.mu, 6), found.L > 1, found.gap > 0
+        >>> measured = constants(problem)
+        >>> round(measured.mu, 6), measured.L > 1, measured.gap > 0
         (0.1, True, True)
     """
     convex = problem.is_convex() if convex is None else convex
@@ -87,7 +87,7 @@ def constants(
     if points is None:
         points = [problem.x1]
         if optimum is not None:
-            points = [problem.x1 + part * (optimum - problem.x1) for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
+            points = [problem.x1 + fraction * (optimum - problem.x1) for fraction in (0.0, 0.25, 0.5, 0.75, 1.0)]
     for x in points:
         if x.shape != problem.x1.shape:
             raise InputError("points", tuple(x.shape), f"vectors of {problem.size} numbers")
@@ -99,28 +99,37 @@ def constants(
             L, mu = max(L, high, -low), min(mu, low)
             sigma2 = max(sigma2, problem.noise(i, x))
         gradients = problem.gradients(x)
-        whole = float((problem.weights @ gradients).norm())
+        total = float((problem.weights @ gradients).norm())
         largest = float(gradients.norm(dim=1).max())
-        if whole > 1e-8 * largest:
-            B = max(B, largest / whole)
+        if total > 1e-8 * largest:
+            B = max(B, largest / total)
     start = problem.total(problem.x1)
     if optimum is None:
-        return Constants(L, None, sigma2, B, start, len(points))
+        return Constants(L=L, mu=None, sigma2=sigma2, B=B, gap=start, points=len(points))
     local = problem.values(optimum)
     value = float(problem.weights @ local)
-    distance2 = float((problem.x1 - optimum) @ (problem.x1 - optimum))
     return Constants(
-        L, mu, sigma2, B, start - value, len(points), as_array(optimum), distance2, value, as_array(local)
+        L=L,
+        mu=mu,
+        sigma2=sigma2,
+        B=B,
+        gap=start - value,
+        points=len(points),
+        optimum=as_array(optimum),
+        distance2=float((problem.x1 - optimum) @ (problem.x1 - optimum)),
+        value=value,
+        local_values=as_array(local),
     )
 
 
 def extreme_eigenvalues(matrix: Apply, size: int, tolerance: float = 1e-12) -> tuple[float, float]:
-    """Return the smallest and the largest eigenvalue of a symmetric matrix, by Lanczos.
+    """Return the smallest and the largest eigenvalue of a symmetric matrix, by the Lanczos method.
 
-    Every vector is made orthogonal to all before it. It ends when neither Ritz value has moved by more than the
-    tolerance, relative to the larger, in ten steps, or when the Krylov space is exhausted. Weight decay makes many
-    eigenvalues equal, and clients of few classes make the largest two nearly so (power iteration did not tell them
-    apart in 5000 steps): what is asked for are the values, which converge where their vectors do not.
+    Every vector is orthogonalised against all earlier ones. The iteration ends when ten steps have moved neither
+    Ritz value by more than the tolerance, relative to the larger one, or when the Krylov space is exhausted.
+
+    Power iteration is no alternative: weight decay makes many eigenvalues equal, clients with few classes make the
+    largest two nearly equal, and 5000 steps did not separate them. The Ritz values converge even so.
 
     Examples:
         >>> low, high = extreme_eigenvalues(lambda v: torch.tensor([3.0, -5.0, 0.5], dtype=torch.float64) * v, 3)
@@ -137,7 +146,7 @@ def extreme_eigenvalues(matrix: Apply, size: int, tolerance: float = 1e-12) -> t
     for k in range(size):
         w = matrix(basis[k])
         diagonal.append(float(basis[k] @ w))
-        for _ in range(2):  # once leaves rounding behind
+        for _ in range(2):  # one pass leaves rounding errors
             w = w - basis.T @ (basis @ w)
         length, scale = float(w.norm()), float(np.abs(diagonal).max())
         last = length <= 1e-13 * scale or k + 1 == size
@@ -151,7 +160,9 @@ def extreme_eigenvalues(matrix: Apply, size: int, tolerance: float = 1e-12) -> t
 
 
 def minimise(problem: Problem, tolerance: float = 1e-10) -> Tensor:
-    """Return x* of a convex problem: Newton's steps, each by conjugate gradients, until |gradient| <= tolerance.
+    """Minimise a convex problem by Newton's method until |gradient| <= tolerance; return x*.
+
+    Each step is solved by conjugate gradients.
 
     Examples:
         >>> import fedagrac as fg
@@ -170,20 +181,20 @@ def minimise(problem: Problem, tolerance: float = 1e-10) -> Tensor:
         if not bool(torch.isfinite(step).all()):
             break
         value, slope, length = problem.total(x), float(g @ step), 1.0
-        # near x* the values differ by rounding alone: there the full step is taken
+        # near x* values differ only by rounding; the last summand lets the full step pass there
         while problem.total(x - length * step) > value - 1e-4 * length * slope + 1e-13 * abs(value):
             length /= 2
             if length < 1e-10:
                 break
         x = x - length * step
     raise NotSolvedError(
-        f"the minimiser was not found: |gradient| is {float(g.norm()):.2g} after Newton's steps, above "
-        f"{tolerance:g}; is the problem convex, and does weight_decay make it strongly so?"
+        f"Newton's method did not find the minimiser: |gradient| is {float(g.norm()):.2g}, above {tolerance:g}. "
+        "The problem must be convex, and weight_decay above 0 makes it strongly convex."
     )
 
 
 def _solve(matrix: Apply, right: Tensor) -> Tensor:
-    """Return the solution of a positive definite system, by conjugate gradients."""
+    """Solve a positive definite system by conjugate gradients; return the solution."""
     from scipy.sparse.linalg import LinearOperator, cg
 
     def apply(v: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -191,6 +202,6 @@ def _solve(matrix: Apply, right: Tensor) -> Tensor:
 
     size = len(right)
     operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
-    with np.errstate(all="ignore"):  # a singular system is seen by its solution
-        found, _ = cg(operator, as_array(right), rtol=1e-8, maxiter=10 * size)
-    return torch.from_numpy(found)
+    with np.errstate(all="ignore"):  # the caller checks the solution, which is not finite for a singular system
+        solution, _ = cg(operator, as_array(right), rtol=1e-8, maxiter=10 * size)
+    return torch.from_numpy(solution)

@@ -1,6 +1,6 @@
-"""A federated problem as the theory sees it: F_i, their gradients and Hessians, as functions of one vector.
+"""A federated problem as mathematics: F_i, their gradients and Hessians, as functions of one vector.
 
-Everything is float64, over all data of a client, without augmentation and with dropout off.
+All values are float64 and cover all data of a client, without augmentation and without dropout.
 """
 
 from __future__ import annotations
@@ -27,34 +27,36 @@ if TYPE_CHECKING:
 __all__ = ["Apply", "Problem", "as_array"]
 
 Apply = Callable[["Tensor"], "Tensor"]
-"""A symmetric matrix, as what it does to a vector."""
+"""A symmetric matrix as a function that multiplies a vector by it."""
 
 CHUNK = 4096
-"""Samples that are differentiated at a time."""
+"""The number of samples that are differentiated at a time."""
 
 NUMBERS = 2**25
-"""Numbers that the gradients of single samples may take up at a time."""
+"""The largest number of values in the gradients of single samples held at a time."""
 
 LARGEST_HESSIAN = 4000
-"""Parameters up to which a whole Hessian is made."""
-
+"""The largest number of parameters for which a full Hessian is computed."""
 
 SMALL_HESSIAN = 200
-"""Parameters up to which a Hessian without a formula is made, instead of being applied again and again."""
+"""The largest number of parameters for which a Hessian without a closed form is computed, not just applied."""
 
 
 class Problem:
     """F_i(x) = mean loss of client i's samples + weight_decay / 2 |x|^2, and F = sum_i omega_i F_i.
 
     Attributes:
-        x1: the module's weights as given, where a run would start.
-        batch_size: samples of one stochastic gradient; None for a client's full data.
+        federation: the clients and their data.
+        weights: omega_i, [M].
+        weight_decay: the factor of the l2 term.
+        batch_size: the number of samples of a stochastic gradient; None for a client's full data.
+        x1: the weights of the given module, at which a run would start.
 
     Examples:
         >>> import fedagrac as fg
         >>> fed = fg.Federation.from_arrays([([[1.0], [3.0]], [0, 1]), ([[2.0]], [1])])
         >>> problem = Problem(fg.models.build("logistic", features=1, classes=2), fed, weight_decay=0.1)
-        >>> [round(float(value), 6) for value in problem.values(problem.x1)]  # log 2: all weights zero
+        >>> [round(float(value), 6) for value in problem.values(problem.x1)]  # log 2, since all weights are zero
         [0.693147, 0.693147]
     """
 
@@ -78,7 +80,7 @@ class Problem:
 
     @property
     def size(self) -> int:
-        """How many parameters there are."""
+        """The number of parameters."""
         return self.workload.model.size
 
     def _loss(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -86,10 +88,10 @@ class Problem:
         return w.loss(functional_call(w.model.module, w.model.views(x), (inputs,)), targets)
 
     def _pieces(self, client: int) -> Iterator[tuple[float, Tensor, Tensor]]:
-        """Yield a client's samples in pieces, each with its share of them."""
-        own = torch.from_numpy(self.federation.samples_of(client))
-        for some in torch.split(own, CHUNK):
-            yield len(some) / len(own), *self.workload.load(some)
+        """Yield a client's samples in pieces, each after its share of the samples."""
+        samples = torch.from_numpy(self.federation.samples_of(client))
+        for piece in torch.split(samples, CHUNK):
+            yield len(piece) / len(samples), *self.workload.load(piece)
 
     def value(self, client: int, x: Tensor) -> Tensor:
         """Return F_i(x)."""
@@ -119,70 +121,70 @@ class Problem:
         return self.weights @ self.gradients(x)
 
     def curvature(self, client: int, x: Tensor, v: Tensor) -> Tensor:
-        """Return the Hessian of F_i at x times v, without making the Hessian."""
-        found = self.weight_decay * v
+        """Return the product of the Hessian of F_i at x and v, without computing the Hessian."""
+        product = self.weight_decay * v
         x = x.detach().requires_grad_()
         for share, X, y in self._pieces(client):
             with torch.enable_grad():
                 (g,) = torch.autograd.grad(self._loss(x, X, y), x, create_graph=True)
                 along = g @ v
-            if along.requires_grad:  # else the loss is linear in x here
-                found = found + share * torch.autograd.grad(along, x)[0]
-        return found
+            if along.requires_grad:  # otherwise the loss is linear in x here
+                product = product + share * torch.autograd.grad(along, x)[0]
+        return product
 
     def hessian(self, client: int, x: Tensor) -> Tensor:
-        """Return the Hessian of F_i at x, [d, d]: by its formula for softmax regression, else column by column."""
+        """Return the Hessian of F_i at x, [d, d]: in closed form for softmax regression, or column by column."""
         if self.size > LARGEST_HESSIAN:
-            raise InputError("model", f"{self.size} parameters", f"at most {LARGEST_HESSIAN} for a whole Hessian")
+            raise InputError("model", f"{self.size} parameters", f"at most {LARGEST_HESSIAN} for a full Hessian")
         layer = self._softmax_layer()
         if layer is None:
             return torch.stack([self.curvature(client, x, e) for e in torch.eye(self.size, dtype=x.dtype)], 1)
-        found = self.weight_decay * torch.eye(self.size, dtype=x.dtype)
+        hessian = self.weight_decay * torch.eye(self.size, dtype=x.dtype)
         for share, X, _ in self._pieces(client):
-            found += share * softmax_hessian(X.flatten(1), x, bias=layer.bias is not None)
-        return found
+            hessian += share * softmax_hessian(X.flatten(1), x, bias=layer.bias is not None)
+        return hessian
 
     def hessian_at(self, x: Tensor, client: int | None = None) -> Apply:
-        """Return the Hessian of F_i, or of F, at x, as what it does to a vector: the cheapest way there is."""
+        """Return a function that multiplies the Hessian of F_i at x, or of F without a client, by a vector."""
         clients = range(self.federation.num_clients) if client is None else [client]
         weights = self.weights if client is None else torch.ones(client + 1, dtype=x.dtype)
         if self.size <= (SMALL_HESSIAN if self._softmax_layer() is None else LARGEST_HESSIAN):
-            whole = sum((weights[i] * self.hessian(i, x) for i in clients), start=torch.zeros(()))
-            return lambda v: whole @ v
+            matrix = sum((weights[i] * self.hessian(i, x) for i in clients), start=torch.zeros(()))
+            return lambda v: matrix @ v
         return lambda v: sum((weights[i] * self.curvature(i, x, v) for i in clients), start=torch.zeros_like(v))
 
     def _softmax_layer(self) -> nn.Linear | None:
-        """Return the one layer of softmax regression, or None for any other problem."""
+        """Return the only layer of softmax regression, or None for any other problem."""
         layers = [layer for layer in self.workload.model.module.modules() if not list(layer.children())]
         linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
         plain = self.default_loss and all(isinstance(layer, nn.Linear | nn.Flatten) for layer in layers)
         return linear[0] if plain and len(linear) == 1 and self.workload.targets.ndim == 1 else None
 
     def noise(self, client: int, x: Tensor) -> float:
-        """Return E |g - gradient of F_i|^2 of a stochastic gradient g at x: a batch drawn with replacement."""
+        """Return E |g - gradient of F_i|^2 at x, where g is the gradient of a batch drawn with replacement."""
         if self.batch_size is None:
             return 0.0
         single = vmap(grad(lambda x, X, y: self._loss(x, X[None], y[None])), (None, 0, 0), randomness="different")
         squares, mean = 0.0, torch.zeros_like(x)
         rows = max(1, NUMBERS // self.size)
-        own = torch.from_numpy(self.federation.samples_of(client))
-        for some in torch.split(own, rows):
-            gradients = single(x, *self.workload.load(some))
-            squares += float((gradients**2).sum()) / len(own)
-            mean += gradients.sum(0) / len(own)
+        samples = torch.from_numpy(self.federation.samples_of(client))
+        for piece in torch.split(samples, rows):
+            gradients = single(x, *self.workload.load(piece))
+            squares += float((gradients**2).sum()) / len(samples)
+            mean += gradients.sum(0) / len(samples)
         return max(0.0, squares - float(mean @ mean)) / self.batch_size
 
     def is_quadratic(self) -> bool:
-        """Return whether F_1's curvature along a random direction is the same at two random points."""
+        """Test whether F_1 has the same curvature along a random direction at two random points."""
         rng = np.random.default_rng(0)
         a, b, v = (torch.from_numpy(rng.normal(size=self.size)) for _ in range(3))
-        one, other = self.curvature(0, a, v), self.curvature(0, b, v)
-        return bool((one - other).norm() <= 1e-9 * one.norm())
+        at_a, at_b = self.curvature(0, a, v), self.curvature(0, b, v)
+        return bool((at_a - at_b).norm() <= 1e-9 * at_a.norm())
 
     def is_convex(self) -> bool | None:
-        """Return True where F is known to be convex, None elsewhere: outputs linear in x, with cross-entropy.
+        """Return True if the output is linear in x and the loss is cross-entropy; None if convexity is unknown.
 
-        Linearity is tried on random weights.
+        Linearity is tested on random weights.
         """
         if not self.default_loss:
             return None
@@ -192,8 +194,8 @@ class Problem:
         model = self.workload.model
 
         def output(x: Tensor) -> Tensor:
-            found: Tensor = functional_call(model.module, model.views(x), (inputs,))
-            return found
+            outputs: Tensor = functional_call(model.module, model.views(x), (inputs,))
+            return outputs
 
         with torch.no_grad():
             middle, mean = output((a + b) / 2), (output(a) + output(b)) / 2
@@ -201,6 +203,6 @@ class Problem:
 
 
 def as_array(x: Tensor) -> npt.NDArray[np.float64]:
-    """Return a vector as NumPy sees it."""
-    found: npt.NDArray[np.float64] = x.detach().numpy()
-    return found
+    """Return a tensor as a NumPy array."""
+    array: npt.NDArray[np.float64] = x.detach().numpy()
+    return array

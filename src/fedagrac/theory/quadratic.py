@@ -1,6 +1,6 @@
-"""Quadratic problems: where every algorithm ends, how fast, and up to which eta.
+"""Quadratic problems: the limit of every algorithm, its rate of convergence, and its largest stable eta.
 
-Client i has F_i(x) = x' H_i x / 2 - r_i' x and takes full gradients, H_i x - r_i. Its K steps of the local rule
+Client i has F_i(x) = x' H_i x / 2 - r_i' x and takes full gradients, H_i x - r_i. Its K_i steps of the local rule
 
     x <- x - eta_i (H_i x - r_i + c_i + mu (x - x~))
 
@@ -10,21 +10,21 @@ P_i(n) = (I + S_i + ... + S_i^(n-1)) / n,
     x_i = x~ - eta_i K_i P_i(K_i) (H_i x~ - r_i + c_i),
     mean of the first n gradients = P_i(n) (H_i x~ - r_i + c_i) - c_i                        (mu = 0),
 
-so a round with all clients is an affine map z -> A z + b of the server's whole state z: the model x and, where the
-algorithm has them, nu and nu_1 ... nu_M. Its fixed point is the algorithm's limit; the spectral radius of A is
-the factor by which the distance to it shrinks every round in the long run. Nothing here runs a simulation or calls
-the algorithms' own rules; the tests compare the two.
+so a round with all clients is an affine map z -> A z + b of the server's state z: the model x and, for algorithms
+that keep them, nu and nu_1 ... nu_M. Its fixed point is the algorithm's limit. The spectral radius of A is the
+factor by which the distance to the limit shrinks per round in the long run. This module does not run simulations
+or call the algorithms' own rules; the tests compare the two.
 
-Where FedaGrac ends, as a function of lambda. With lambda = 1 its fixed point is the minimiser of
-F = sum_i omega_i F_i for every eta, every K and every form of `transmit` and `local_reference`:
-nu_i = P_i (g_i + c_i) - c_i with c_i = nu - nu_i says that P_i (g_i + c_i) = nu for all i; x is at rest only if
-nu = 0, hence g_i = nu_i and sum_i omega_i g_i = nu = 0. With any other lambda it is not, but for coincidences,
-unless all clients share one minimiser. As eta -> 0 the limit tends to the minimiser of
+FedaGrac's limit depends on lambda. With lambda = 1 the fixed point is the minimiser of F = sum_i omega_i F_i for
+every eta, every K and every choice of `transmit` and `local_reference`: nu_i = P_i (g_i + c_i) - c_i with
+c_i = nu - nu_i means that P_i (g_i + c_i) = nu for all i; x rests only if nu = 0, hence g_i = nu_i and
+sum_i omega_i g_i = nu = 0. With any other lambda the fixed point differs from the minimiser, except by coincidence
+or if all clients share one minimiser. As eta -> 0 the limit tends to the minimiser of
 
     sum_i omega_i ((1 - lambda) K_i + lambda Kbar) F_i,
 
-which is FedAvg's at lambda = 0 (clients count by their steps) and the true one at lambda = 1. So a smaller lambda
-is biased as soon as K differ, by an amount that no eta repairs; with equal K the bias is of the order of eta.
+which is FedAvg's limit at lambda = 0 (clients count by their steps) and the minimiser of F at lambda = 1. So a
+smaller lambda is biased if the K_i differ, whatever the eta; with equal K_i the bias is of the order of eta.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["Quadratic", "Recommendation", "RoundMap", "largest_stable_lr", "recommend", "round_map"]
 
 DENSE = 300
-"""States up to this size are solved as one dense matrix, larger ones client by client."""
+"""The largest state that is solved as one dense matrix; larger ones are solved client by client."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +64,9 @@ class Quadratic:
     Attributes:
         hessians: H_i, symmetric, [M, d, d].
         linear: r_i, [M, d]; client i's gradient at x is H_i x - r_i.
-        weights: omega_i, above 0 and summing to 1, [M].
-        masses: the weights before normalisation, exact, which decide who is fast: sample counts or fractions. By
-            default the weights themselves, as fractions.
+        weights: omega_i, above 0 with sum 1, [M].
+        masses: the exact weights before normalisation, sample counts or fractions, which decide which clients are
+            fast. By default these are the weights as fractions.
 
     Examples:
         >>> q = Quadratic([[[1.0]], [[2.0]]], [[1.0], [-2.0]], [0.5, 0.5])    # (x - 1)^2 / 2 and (x + 1)^2
@@ -80,6 +80,7 @@ class Quadratic:
     masses: Sequence[int | Fraction] = ()
 
     def __post_init__(self) -> None:
+        """Check the arrays and store them as float64, with weights computed from the masses."""
         H, r, w = (np.asarray(v, dtype=np.float64) for v in (self.hessians, self.linear, self.weights))
         if H.ndim != 3 or H.shape[1] != H.shape[2] or not H.size:
             raise InputError("hessians", H.shape, "M square matrices, an array of shape [M, d, d]")
@@ -113,7 +114,7 @@ class Quadratic:
     ) -> Quadratic:
         """Make F_i(x) = |X_i x - y_i|^2 / (2 n_i) + weight_decay/2 |x|^2 from each client's (X_i, y_i).
 
-        Without weights a client weighs what it holds.
+        By default a client's weight is its share of the samples.
 
         Examples:
             >>> q = Quadratic.least_squares([([[1.0], [1.0]], [2.0, 4.0]), ([[1.0]], [0.0])])
@@ -153,7 +154,7 @@ class Quadratic:
 
     @cached_property
     def minimiser(self) -> Array:
-        """Where F is smallest; where several points are, the one of the smallest norm."""
+        """The minimiser of F; the one of smallest norm if there are several."""
         x = _solve(self.hessian, self.weights @ self.linear)
         if x is None or np.linalg.eigvalsh(self.hessian)[0] < -1e-12 * self.curvature:
             raise InputError("hessians", "an F without a minimum", "a positive definite sum_i omega_i H_i")
@@ -166,7 +167,7 @@ class Quadratic:
 
     @cached_property
     def eigen(self) -> tuple[Array, Array]:
-        """The eigenvalues of every H_i, [M, d], and its eigenvectors, as columns, [M, d, d]."""
+        """The eigenvalues of every H_i, [M, d], and the eigenvectors as columns, [M, d, d]."""
         values, vectors = np.linalg.eigh(self.hessians)
         return values, vectors
 
@@ -177,9 +178,9 @@ class Quadratic:
 
 
 def _solve(A: Array, b: Array) -> Array | None:
-    """Return the x of the smallest norm with A x = b, or None where there is none."""
+    """Return the x of smallest norm with A x = b, or None if there is no solution."""
     least, _, rank, _ = np.linalg.lstsq(A, b, rcond=None)
-    # elimination is the more accurate where x and nu differ in scale: 5e-13 against 5e-9 with 10 clients
+    # elimination is more accurate when x and nu differ in scale: 5e-13 against 5e-9 with 10 clients
     x: Array = np.asarray(np.linalg.solve(A, b) if rank == len(b) else least, dtype=np.float64)
     scale = np.abs(A) @ np.abs(x) + np.abs(b)
     return x if (np.abs(A @ x - b) <= 1e-8 * scale.max()).all() else None
@@ -187,20 +188,20 @@ def _solve(A: Array, b: Array) -> Array | None:
 
 @dataclass(frozen=True, eq=False)
 class RoundMap:
-    """One round with all clients as an affine map z -> A z + b of the server's whole state z.
+    """One round with all clients as an affine map z -> A z + b of the server's state z.
 
-    z is the core and, behind it, a row nu_i for every client. The core is x, or (x, nu). Clients meet only in the
-    core: row i of the next state depends on the core and on row i alone, so A has the shape of an arrowhead.
+    z consists of the core, which is x or (x, nu), and a row nu_i for every client. Row i of the next state depends
+    only on the core and on row i, so A is an arrowhead matrix. The four blocks of A are attributes.
 
     Attributes:
         dimension: d.
-        core: how the core acts on itself, [p, p] with p = d or 2 d.
-        into: how each row acts on the core, [M, p, d]; M = 0 where the algorithm keeps no rows.
-        out: how the core acts on each row, [M, d, p].
-        own: how each row acts on itself, symmetric, [M, d, d].
+        core: the block from the core to the core, [p, p] with p = d or 2 d.
+        rows_to_core: the block from each row to the core, [M, p, d]; M = 0 if the algorithm keeps no rows.
+        core_to_rows: the block from the core to each row, [M, d, p].
+        rows: the block from each row to itself, symmetric, [M, d, d].
         offset: b.
         first_rows: nu_i before round 1 as an affine function of x_1: matrices [M, d, d] and vectors [M, d].
-        first_weights: omega_i, nu before round 1 = sum_i omega_i nu_i.
+        first_weights: omega_i; before round 1, nu = sum_i omega_i nu_i.
 
     Examples:
         >>> q = Quadratic([[[1.0]], [[2.0]]], [[1.0], [-2.0]], [0.5, 0.5])
@@ -213,16 +214,16 @@ class RoundMap:
 
     dimension: int
     core: Array
-    into: Array
-    out: Array
-    own: Array
+    rows_to_core: Array
+    core_to_rows: Array
+    rows: Array
     offset: Array
     first_rows: tuple[Array, Array]
     first_weights: Array
 
     @property
     def size(self) -> int:
-        """How many numbers the state has."""
+        """The length of the state."""
         return len(self.offset)
 
     def __call__(self, z: Any) -> Array:
@@ -230,15 +231,15 @@ class RoundMap:
         return self._times(np.asarray(z, dtype=np.float64)) + self.offset
 
     def model(self, z: Array) -> Array:
-        """Return x out of a state."""
+        """Return the model x of a state."""
         return z[: self.dimension]
 
     def start(self, x1: Any) -> Array:
-        """Return the state before round 1, as the algorithm's `init` says."""
+        """Return the state before round 1, according to the algorithm's `init`."""
         x = np.asarray(x1, dtype=np.float64)
         if x.shape != (self.dimension,):
             raise InputError("x1", x.shape, f"a vector of {self.dimension} numbers")
-        if not len(self.own):
+        if not len(self.rows):
             return x
         matrices, vectors = self.first_rows
         rows = matrices @ x + vectors
@@ -250,18 +251,17 @@ class RoundMap:
         p, d = len(self.core), self.dimension
         A = np.zeros((self.size, self.size))
         A[:p, :p] = self.core
-        for i in range(len(self.own)):
+        for i in range(len(self.rows)):
             row = slice(p + i * d, p + (i + 1) * d)
-            A[:p, row], A[row, :p], A[row, row] = self.into[i], self.out[i], self.own[i]
+            A[:p, row], A[row, :p], A[row, row] = self.rows_to_core[i], self.core_to_rows[i], self.rows[i]
         return A
 
     @cached_property
     def fixed_point(self) -> Array:
-        """The x at which the algorithm rests: its limit, where the spectral radius is below 1.
+        """The model x of the fixed point: the algorithm's limit if the spectral radius is below 1.
 
-        Where a round leaves some direction alone (no client's data say anything about it), a run stays there
-        wherever it began and fixed points are many: this is the one whose state has the smallest norm, found by
-        least squares.
+        If a round leaves some direction unchanged, because no client's data depend on it, there are many fixed
+        points. This is the one whose state has the smallest norm, computed by least squares.
         """
         if self.size <= DENSE:
             z = _solve(np.eye(self.size) - self.matrix, self.offset)
@@ -270,19 +270,19 @@ class RoundMap:
             moved = np.abs(self(z) - z)
             z = z if (moved <= 1e-8 * (1 + np.abs(z).max())).all() else None
         if z is None:
-            raise FedagracError("the round map has no fixed point: every run drifts away")
+            raise FedagracError("the round map has no fixed point: every run diverges")
         return self.model(z)
 
     @cached_property
     def spectral_radius(self) -> float:
-        """The largest |eigenvalue| of A: below 1 every run converges, and by this factor a round in the end."""
-        parts = self.core, self.into, self.out, self.own
-        if not all(np.isfinite(part).all() for part in parts):
+        """The largest |eigenvalue| of A; below 1 every run converges, in the long run by this factor per round."""
+        blocks = self.core, self.rows_to_core, self.core_to_rows, self.rows
+        if not all(np.isfinite(block).all() for block in blocks):
             return math.inf
         if self.size <= DENSE:
             return float(np.abs(np.linalg.eigvals(self.matrix)).max())
-        # ARPACK finds outliers quickly (modes that swing) but not eigenvalues that crowd at 1 (slow modes): those
-        # are outliers of the inverse of 1 - A, taken a little beyond 1 because 1 itself may be an eigenvalue
+        # ARPACK finds outliers quickly (oscillating modes) but not eigenvalues that cluster at 1 (slow modes).
+        # Those are outliers of the inverse of shift - A; the shift is above 1 because 1 may be an eigenvalue
         shift = 1 + 1e-6
         slow = shift - 1 / _outliers(self._resolvent(shift), self.size)
         return float(np.abs([*_outliers(self._times, self.size), *slow]).max())
@@ -291,27 +291,27 @@ class RoundMap:
         """Return A z."""
         p = len(self.core)
         head, rows = z[:p], z[p:].reshape(-1, self.dimension, 1)
-        new_head = self.core @ head + (self.into @ rows).sum(0)[:, 0]
-        new_rows = self.out @ head + (self.own @ rows)[..., 0]
+        new_head = self.core @ head + (self.rows_to_core @ rows).sum(0)[:, 0]
+        new_rows = self.core_to_rows @ head + (self.rows @ rows)[..., 0]
         return np.concatenate([new_head, new_rows.ravel()])
 
     def _resolvent(self, shift: float) -> Any:
-        """Return the function f -> z with (shift - A) z = f, the rows eliminated client by client."""
+        """Return the function f -> z with (shift - A) z = f, which eliminates the rows client by client."""
         p, d = len(self.core), self.dimension
-        inverse = np.linalg.pinv(shift * np.eye(d) - self.own, hermitian=True)
-        reach = self.into @ inverse
-        head = np.linalg.pinv(shift * np.eye(p) - self.core - (reach @ self.out).sum(0))
+        inverse = np.linalg.pinv(shift * np.eye(d) - self.rows, hermitian=True)
+        reach = self.rows_to_core @ inverse
+        head = np.linalg.pinv(shift * np.eye(p) - self.core - (reach @ self.core_to_rows).sum(0))
 
         def solve(f: Array) -> Array:
             rows = f[p:].reshape(-1, d, 1)
             z = head @ (f[:p] + (reach @ rows).sum(0)[:, 0])
-            return np.concatenate([z, (inverse @ (rows + (self.out @ z)[..., None])).ravel()])
+            return np.concatenate([z, (inverse @ (rows + (self.core_to_rows @ z)[..., None])).ravel()])
 
         return solve
 
 
 def _outliers(times: Any, size: int) -> npt.NDArray[np.complex128]:
-    """Return the largest eigenvalues of a linear map that is given as a function."""
+    """Return the eigenvalues of largest absolute value of a linear map given as a function."""
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
 
     operator = LinearOperator((size, size), matvec=times, dtype=np.float64)
@@ -324,7 +324,7 @@ def _outliers(times: Any, size: int) -> npt.NDArray[np.complex128]:
 
 
 def _counts(field: str, value: Any, clients: int) -> npt.NDArray[np.int64]:
-    """Check for one count of at least 1 per client, or one for all."""
+    """Check for a count of at least 1 per client, or a single one for all; return one per client."""
     values = [value] * clients if np.ndim(value) == 0 else list(value)
     if len(values) != clients:
         raise InputError(field, value, f"one number, or one for each of {clients} clients")
@@ -334,9 +334,9 @@ def _counts(field: str, value: Any, clients: int) -> npt.NDArray[np.int64]:
 def _mean_powers(quadratic: Quadratic, lr: Array, mu: float, n: npt.NDArray[np.int64]) -> Array:
     """Return P_i(n_i) = (I + S_i + ... + S_i^(n_i - 1)) / n_i of every client, [M, d, d]."""
     values, vectors = quadratic.eigen
-    u, n = lr[:, None] * (values + mu), n[:, None]  # S has the eigenvalues 1 - u
+    u, n = lr[:, None] * (values + mu), n[:, None]  # the eigenvalues of S are 1 - u
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        # 1 - (1 - u)^n without cancellation where u is small
+        # 1 - (1 - u)^n without cancellation for small u
         lost = np.where(u < 0.5, -np.expm1(n * np.log1p(-np.minimum(u, 0.5))), 1 - (1 - u) ** n)
         mean = np.where(u == 0, 1.0, lost / (n * u))
         powers: Array = (vectors * mean[:, None, :]) @ vectors.transpose(0, 2, 1)
@@ -346,14 +346,14 @@ def _mean_powers(quadratic: Quadratic, lr: Array, mu: float, n: npt.NDArray[np.i
 def round_map(
     algorithm: Algorithm, quadratic: Quadratic, steps: Counts, first_steps: Counts | None = None
 ) -> RoundMap:
-    """Return one round of an algorithm, all clients taking part, as an affine map.
+    """Return one round of an algorithm with all clients as an affine map.
 
     Args:
         algorithm: one of the nine; FedaGrac's calibration must be a number.
         quadratic: the problem.
-        steps: K_i, one number for all clients or one each.
-        first_steps: over how many steps FedaGrac's "first gradient" is averaged, instead of what the algorithm
-            says. Its "epoch" is 1 step here, because batches are full.
+        steps: K_i, one number for all clients or one for each.
+        first_steps: the number of steps over which FedaGrac's "first gradient" is averaged, in place of the
+            algorithm's setting. Its "epoch" is 1 step here, because batches are full.
 
     Examples:
         >>> q = Quadratic([[[1.0]], [[2.0]]], [[1.0], [-2.0]], [0.5, 0.5])
@@ -385,18 +385,37 @@ def round_map(
                 [(weighted @ H).sum(0), lam * (weighted.sum(0) - eye)],
             ]
         )
-        own = lam * (eye - kept)
-        into = lam * np.concatenate([move, w[:, None, None] * eye - weighted], axis=1)
-        out = np.concatenate([kept @ H, -own], axis=2)
+        rows = lam * (eye - kept)
+        rows_to_core = lam * np.concatenate([move, w[:, None, None] * eye - weighted], axis=1)
+        core_to_rows = np.concatenate([kept @ H, -rows], axis=2)
         offset = [pushed, -np.einsum("iab,ib->a", weighted, r), -np.einsum("iab,ib->ia", kept, r).ravel()]
     full = algorithm.init == "full"
-    return RoundMap(d, core, into, out, own, np.concatenate(offset), (H * full, -r * full), w)
+    return RoundMap(
+        dimension=d,
+        core=core,
+        rows_to_core=rows_to_core,
+        core_to_rows=core_to_rows,
+        rows=rows,
+        offset=np.concatenate(offset),
+        first_rows=(H * full, -r * full),
+        first_weights=w,
+    )
 
 
 def _without_rows(matrix: Array, offset: Array) -> RoundMap:
+    """Return the round map of an algorithm that keeps x alone."""
     d = len(offset)
-    into, out, own = np.zeros((0, d, d)), np.zeros((0, d, d)), np.zeros((0, d, d))
-    return RoundMap(d, matrix, into, out, own, offset, (own, np.zeros((0, d))), np.zeros(0))
+    none = np.zeros((0, d, d))
+    return RoundMap(
+        dimension=d,
+        core=matrix,
+        rows_to_core=none,
+        core_to_rows=none,
+        rows=none,
+        offset=offset,
+        first_rows=(none, np.zeros((0, d))),
+        first_weights=np.zeros(0),
+    )
 
 
 def _orientations(
@@ -406,13 +425,14 @@ def _orientations(
     mean: Array,
     first_steps: Counts | None,
 ) -> tuple[float, Array, Array]:
-    """Return lambda and, per client, the mean powers of what is sent for nu and of what is kept as nu_i."""
+    """Return lambda, and for each client the mean powers of the gradients that it sends and that it keeps."""
     if isinstance(algorithm, Scaffold):
         return 1.0, mean, mean
     if callable(algorithm.calibration):
-        raise InputError("calibration", algorithm.calibration, "a number: with a schedule rounds are not one map")
-    asked: Counts = 1 if algorithm.first_steps == "epoch" else algorithm.first_steps
-    n = np.minimum(_counts("first_steps", asked if first_steps is None else first_steps, len(K)), K)
+        raise InputError("calibration", algorithm.calibration, "a number: a schedule changes the map")
+    if first_steps is None:
+        first_steps = 1 if algorithm.first_steps == "epoch" else algorithm.first_steps
+    n = np.minimum(_counts("first_steps", first_steps, len(K)), K)
     fast = fast_clients(K, quadratic.masses)
     sends_first = {"hybrid": fast, "average": fast & False, "first": fast | True, "reverse": ~fast}
     first = _mean_powers(quadratic, np.full(len(K), algorithm.lr), 0.0, n)
@@ -421,7 +441,7 @@ def _orientations(
 
 
 def _smallest_lr(algorithm: Algorithm, quadratic: Quadratic, steps: Counts) -> float:
-    """Return an eta at which the longest local run hardly bends: eta K (h + mu) max(1, lambda) = 0.05."""
+    """Return an eta well below the stable ones, with eta Kmax (h + mu) max(1, lambda) = 0.05."""
     steepest = quadratic.curvature + (algorithm.mu if isinstance(algorithm, FedProx) else 0.0)
     if steepest == 0:
         raise InputError("hessians", "all zero", "at least one client with curvature")
@@ -433,10 +453,10 @@ def _smallest_lr(algorithm: Algorithm, quadratic: Quadratic, steps: Counts) -> f
 def largest_stable_lr(
     algorithm: Algorithm, quadratic: Quadratic, steps: Counts, first_steps: Counts | None = None
 ) -> float:
-    """Return the first eta at which the spectral radius of a round reaches 1, to a relative 1e-6 from below.
+    """Return the smallest eta at which the spectral radius of a round reaches 1, to a relative 1e-6 from below.
 
-    The algorithm's own lr is ignored. The radius is scanned upwards from well below (eta K times the
-    largest curvature = 0.05) in steps of 20 %: an unstable window narrower than a step is not seen.
+    The algorithm's own lr is ignored. The search begins well below the result, at eta Kmax times the largest
+    curvature = 0.05, and increases eta by 20 % at a time; it misses an unstable interval narrower than that.
 
     Examples:
         >>> q = Quadratic([[[1.0]], [[2.0]]], [[1.0], [-2.0]], [0.5, 0.5])
@@ -446,14 +466,14 @@ def largest_stable_lr(
 
     def growth(lr: float) -> float:
         radius = round_map(dataclasses.replace(algorithm, lr=lr), quadratic, steps, first_steps).spectral_radius
-        return math.log(min(max(radius, 0.1), 10.0))  # bounded: 0 and infinity occur
+        return math.log(min(max(radius, 0.1), 10.0))  # bounded, because the radius may be 0 or infinite
 
     from scipy.optimize import brentq
 
     low = _smallest_lr(algorithm, quadratic, steps)
     if growth(low) >= 0:
-        found = f"a round map that does not contract at lr = {low:.3g}"
-        raise InputError("quadratic", found, "a positive definite sum_i omega_i H_i")
+        value = f"a round map that does not contract at lr = {low:.3g}"
+        raise InputError("quadratic", value, "a positive definite sum_i omega_i H_i")
     while growth(high := 1.2 * low) < 0:
         low = high
     return float(brentq(growth, low, high, xtol=1e-7 * low)) * (1 - 1e-7)
@@ -461,13 +481,13 @@ def largest_stable_lr(
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A choice of eta, and of lambda where the algorithm has one.
+    """A recommended eta, and lambda if the algorithm has one.
 
     Attributes:
         lr: eta.
-        calibration: lambda; None where the algorithm has none.
-        spectral_radius: of the round map there.
-        largest_stable_lr: the eta from which on the round map, with this lambda, is unstable.
+        calibration: lambda; None if the algorithm has none.
+        spectral_radius: the spectral radius of the round map at this setting.
+        largest_stable_lr: the smallest eta at which the round map with this lambda is unstable.
         bias: |limit - minimiser|.
     """
 
@@ -488,18 +508,18 @@ def recommend(
     calibrations: Sequence[float] = (0.25, 0.5, 0.75, 1.0),
     tolerance: float = 1e-6,
 ) -> Recommendation:
-    """Return the (eta, lambda) with the smallest spectral radius among those that end at the minimiser.
+    """Return the (eta, lambda) with the smallest spectral radius among those whose limit is the minimiser.
 
-    Of FedaGrac only lambda = 1 ends there when clients differ (see the head of this module). FedAvg and FedProx do
-    by coincidence only when K differ, FedNova as eta -> 0: they need a larger tolerance.
-    Where the problem is badly conditioned the fastest eta lies close below the largest stable one.
+    If clients differ, FedaGrac's limit is the minimiser only with lambda = 1 (see the docstring of this module).
+    If the K_i differ, FedAvg and FedProx reach it only by coincidence and FedNova only as eta -> 0: these need a
+    larger tolerance. For a badly conditioned problem the fastest eta is just below the largest stable one.
 
     Args:
         quadratic: the problem.
-        steps: K_i, one number for all clients or one each.
-        algorithm: its lr, and FedaGrac's calibration, are ignored.
-        calibrations: the lambda to choose from.
-        tolerance: how far the limit may be from the minimiser x*, in units of max(|x*|, 1).
+        steps: K_i, one number for all clients or one for each.
+        algorithm: the algorithm; its lr, and FedaGrac's calibration, are ignored.
+        calibrations: the values of lambda to choose from.
+        tolerance: the largest distance of the limit from the minimiser x*, in units of max(|x*|, 1).
 
     Examples:
         >>> q = Quadratic([[[1.0]], [[2.0]]], [[1.0], [-2.0]], [0.5, 0.5])
@@ -514,24 +534,24 @@ def recommend(
             raise InputError("calibrations", calibrations, "at least one number")
         options = [dataclasses.replace(algorithm, calibration=lam) for lam in calibrations]
     allowed = tolerance * max(float(np.linalg.norm(quadratic.minimiser)), 1.0)
-    searched = [_fastest(option, quadratic, steps, allowed) for option in options]
-    unbiased = [found for found in searched if found.bias <= allowed]
+    candidates = [_fastest(option, quadratic, steps, allowed) for option in options]
+    unbiased = [candidate for candidate in candidates if candidate.bias <= allowed]
     if not unbiased:
-        least = min(found.bias for found in searched) / allowed * tolerance
+        least = min(candidate.bias for candidate in candidates) / allowed * tolerance
         raise InputError("tolerance", tolerance, f"at least {least:.3g}: no setting ends closer to the minimiser")
-    return min(unbiased, key=lambda found: found.spectral_radius)
+    return min(unbiased, key=lambda candidate: candidate.spectral_radius)
 
 
 def _fastest(algorithm: Algorithm, quadratic: Quadratic, steps: Counts, allowed: float) -> Recommendation:
-    """Return the eta with the smallest radius among those with an allowed bias, or else with the smallest bias."""
+    """Return the eta with the smallest radius among those with an allowed bias, or with the smallest bias."""
     largest = largest_stable_lr(algorithm, quadratic, steps)
     lam = algorithm.calibration if isinstance(algorithm, FedaGrac) else None
     assert not callable(lam)
 
-    def found(lr: float) -> Recommendation:
-        one = round_map(dataclasses.replace(algorithm, lr=lr), quadratic, steps)
-        bias = float(np.linalg.norm(one.fixed_point - quadratic.minimiser))
-        return Recommendation(lr, lam, one.spectral_radius if bias <= allowed else math.inf, largest, bias)
+    def evaluate(lr: float) -> Recommendation:
+        affine = round_map(dataclasses.replace(algorithm, lr=lr), quadratic, steps)
+        bias = float(np.linalg.norm(affine.fixed_point - quadratic.minimiser))
+        return Recommendation(lr, lam, affine.spectral_radius if bias <= allowed else math.inf, largest, bias)
 
     def rank(candidate: Recommendation) -> tuple[float, float]:
         return candidate.spectral_radius, candidate.bias if candidate.bias > allowed else 0.0
@@ -539,7 +559,7 @@ def _fastest(algorithm: Algorithm, quadratic: Quadratic, steps: Counts, allowed:
     low, high, points = _smallest_lr(algorithm, quadratic, steps), largest, 17
     for _ in range(4):
         grid = np.geomspace(low, high, points)
-        candidates = [found(float(lr)) for lr in grid]
+        candidates = [evaluate(float(lr)) for lr in grid]
         best = min(range(points), key=lambda i: rank(candidates[i]))
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, points - 1)]
         chosen, points = candidates[best], 9

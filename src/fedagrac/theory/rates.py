@@ -1,64 +1,26 @@
-"""What really happens: the error of runs, and how fast it falls, to be set beside the theorems."""
+"""Rates of convergence: the slope of measured errors, and the step size that Theorem 3 prescribes."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from fedagrac.callbacks.base import Callback
 from fedagrac.errors import InputError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fedagrac.rounds.api import Run
     from fedagrac.theory.measure import Constants
-    from fedagrac.theory.problem import Problem
 
-__all__ = ["Errors", "Slope", "prescribed_lr", "slope"]
-
-
-class Errors(Callback):
-    """Notes, before the first round and after every so many, how far the model is from the best.
-
-    Attributes:
-        rounds: when it was measured; 0 for before the first round.
-        values: F(x_t) - F(x*); |gradient of F|^2 where x* is not known.
-    """
-
-    def __init__(self, problem: Problem, best: float | None, every: int = 1) -> None:
-        self.problem = problem
-        self.best = best
-        self.every = every
-        self.rounds: list[int] = []
-        self.values: list[float] = []
-
-    def on_start(self, run: Run) -> None:
-        """Measure the start."""
-        self._note(0, run)
-
-    def on_round(self, run: Run, record: dict[str, Any]) -> None:
-        """Measure the model, every so many rounds and in the last."""
-        if record["round"] % self.every == 0 or record["round"] == run.rounds:
-            self._note(record["round"], run)
-
-    def _note(self, t: int, run: Run) -> None:
-        x = run.state["x"].detach().to("cpu", torch.float64)
-        self.rounds.append(t)
-        if self.best is not None:
-            self.values.append(self.problem.total(x) - self.best)
-        else:
-            g = self.problem.total_gradient(x)
-            self.values.append(float(g @ g))
+__all__ = ["Slope", "prescribed_lr", "slope"]
 
 
 @dataclass(frozen=True)
 class Slope:
-    """The slope of log y over log x, and the interval that holds it with 95 % confidence."""
+    """The slope of log y over log x, with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -70,7 +32,7 @@ class Slope:
 
 
 def slope(x: npt.ArrayLike, y: npt.ArrayLike) -> Slope:
-    """Return the slope of log y over log x by least squares, with a 95 % interval by Student's t.
+    """Fit the slope of log y over log x by least squares; return it with a 95 % interval by Student's t.
 
     Examples:
         >>> str(slope([1, 2, 4, 8], [8.0, 4.0, 2.0, 1.0]))
@@ -82,17 +44,18 @@ def slope(x: npt.ArrayLike, y: npt.ArrayLike) -> Slope:
     usable = np.isfinite(a) & np.isfinite(b) & (a > 0) & (b > 0)
     a, b = np.log(a[usable]), np.log(b[usable])
     if len(a) < 3 or len(np.unique(a)) < 2:
-        raise InputError("x", len(a), "at least three positive points, at two different places")
+        raise InputError("x", len(a), "at least three positive points with two different x")
     fit = linregress(a, b)
     reach = float(t.ppf(0.975, len(a) - 2)) * float(fit.stderr)
     return Slope(float(fit.slope), float(fit.slope) - reach, float(fit.slope) + reach, len(a))
 
 
 def prescribed_lr(constants: Constants, weights: npt.ArrayLike, steps: npt.ArrayLike, rounds: int) -> float:
-    """Return the eta with which Theorem 3 is to be read, for so many rounds.
+    """Return the step size that Theorem 3 prescribes for a number of rounds.
 
-    eta Kbar = log(max(2, mu^2 |x_1 - x*|^2 T / H)) / (mu T) makes the exponential and the noise term equal; above
-    the largest eta that the proof allows, that one. The statement's O(1 / (mu L T Kbar)) has the wrong unit.
+    eta Kbar = log(max(2, mu^2 |x_1 - x*|^2 T / H)) / (mu T) makes the exponential term equal to the noise term.
+    The result is at most the largest eta that the proof allows. The statement's O(1 / (mu L T Kbar)) has the wrong
+    unit.
     """
     bound = constants.theorem3(weights, steps, rounds)
     mu, distance2 = constants.mu, constants.distance2

@@ -1,4 +1,4 @@
-"""The lanes engine: many clients as one batch of local steps."""
+"""The lanes engine: runs many clients as one batch of local steps."""
 
 from fedagrac.engines.lanes.engine import LanesEngine
 

@@ -1,8 +1,7 @@
 """Steps compiled to machine code, for CPUs.
 
-A step is first traced to a flat list of operations, forward, backward and update together, with all lanes in
-them, and then compiled by torch's inductor. What was compiled is kept on disk: the next process pays a few
-seconds, not tens.
+A step is traced to a flat list of operations: forward, backward and update of all lanes. Torch's inductor then
+compiles it. Compiled code stays on disk, so the next process needs a few seconds instead of tens.
 """
 
 from __future__ import annotations
@@ -30,13 +29,16 @@ log = logging.getLogger("fedagrac")
 
 
 class CannotCompileError(Exception):
-    """A step could not be compiled; it says why in one line."""
+    """A step could not be compiled. The message gives the reason in one line."""
 
 
 def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]:
-    """Return a step that changes the buffers in place, compiled for exactly their shapes.
+    """Return the step, which changes the buffers in place, compiled for exactly their shapes.
 
-    It is run once on the buffers. Whatever goes wrong is a `CannotCompileError`: uncompiled steps give the same.
+    The compiled step runs once on the buffers.
+
+    Raises:
+        CannotCompileError: compiling failed for any reason; uncompiled steps give the same numbers.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -56,9 +58,9 @@ def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]
         )
 
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng([]):  # dropout begins where it was
-            warnings.simplefilter("ignore")  # about torch's own internals, nothing a user could act upon
-            # every call has the same shapes and memory, so nothing needs to be checked before each
+        with warnings.catch_warnings(), torch.random.fork_rng([]):  # the state of dropout stays unchanged
+            warnings.simplefilter("ignore")  # they concern torch's internals; users cannot act on them
+            # every call has the same shapes and memory, so torch need not check them
             skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)
             compiled = torch.compile(
                 make_fx(flat)(*tensors), dynamic=False, options={"guard_filter_fn": skip} if skip else None

@@ -1,10 +1,10 @@
 """Lanes whose steps have a few fixed shapes, so that a step can be prepared once and repeated.
 
-A CUDA graph replays a step without the cost of Python and of launching kernels, a compiled step runs without that
-of calling operations; but only with the shapes and the memory they were made with. So the lanes live in buffers
-that stay, everything a step needs is looked up in tables by a step counter on the device, and a step runs on the
-smallest of a few widths that covers the lanes still running. Lanes that are done are carried along with step size
-0 until the width shrinks.
+A CUDA graph replays a step without the cost of Python and of launching kernels. A compiled step runs without the
+cost of calling operations. Both are bound to the shapes and the memory they were made with. Therefore lanes live
+in permanent buffers, a step counter on the device looks up everything a step needs in tables, and a step runs on
+the smallest of a few widths that covers the lanes still running. Finished lanes stay, with step size 0, until
+the width shrinks.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from fedagrac.engines.base import starts_of
 from fedagrac.engines.lanes.compiled import compile_step
-from fedagrac.engines.lanes.descend import descend
-from fedagrac.engines.workload import starts_of
+from fedagrac.engines.lanes.kernels.descend import descend
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
     from fedagrac.core.local import Plan, Result
-    from fedagrac.engines.lanes.engine import Wave
+    from fedagrac.engines.lanes.waves import Wave
     from fedagrac.engines.workload import Workload
 
 __all__ = ["FixedLanes", "widths_for"]
 
 TABLE_STEPS = 250
-"""Steps whose batches and step sizes are laid out at a time; a multiple of every number of unrolled steps."""
+"""Steps whose batches and step sizes are in the tables at a time; a multiple of every entry of UNROLL."""
 
 WIDTHS = 8
-"""At most so many widths are recorded: each costs a recording."""
+"""The most widths that are recorded; each costs a recording."""
 
 COMPILED_WIDTHS = 4
-"""At most so many widths are compiled: each costs seconds."""
+"""The most widths that are compiled; each costs seconds."""
 
 UNROLL = (5, 2, 1)
-"""How many steps of a small model one compiled call makes: the most that the longest lane needs."""
+"""Steps of a small model per compiled call; the largest that the longest lane needs is taken."""
 
 Pieces = Callable[["list[Tensor]", "Tensor", "Tensor | None", "tuple[Tensor, Tensor]"], Any]
-"""Losses and gradients, parameter by parameter, of lanes whose parameters are given in blocks."""
+"""A function of parameter blocks, samples, shifts and the pool: losses, and gradients by parameter."""
 
 
 def widths_for(lanes: int, most: int = WIDTHS) -> list[int]:
-    """Return the widths for so many lanes, largest first, evenly spaced.
+    """Return evenly spaced widths for this many lanes, largest first.
 
     Examples:
         >>> widths_for(20)
@@ -62,7 +62,7 @@ def widths_for(lanes: int, most: int = WIDTHS) -> list[int]:
 
 
 class Kind(NamedTuple):
-    """What tells prepared steps apart: lanes, whether first gradients are still collected, steps per call."""
+    """One kind of prepared call: its lanes, whether it collects first gradients, and its steps."""
 
     width: int
     collecting: bool
@@ -70,16 +70,16 @@ class Kind(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Everything a step reads and writes; parameters in one contiguous block [W, ...] each.
+    """Everything a step reads and writes. Each parameter has one contiguous block [W, ...].
 
     Attributes:
         X, C, first, total: models, corrections, first gradients and gradient sums, block by block.
-        center: where each lane started, to which its proximal term pulls.
-        loss: sum of losses, [W].
-        mu: proximal coefficients, [W].
-        samples, shifts: what each step uses, [steps, W, batch] and [steps, W, batch, 3].
-        rates: per step and lane the step size, 1 while the lane runs, and the weight in the first gradient.
-        counter: the next step.
+        center: the start of each lane, the center of its proximal term.
+        loss: the sum of losses, [W].
+        mu: the proximal coefficients, [W].
+        samples, shifts: those of each step, [steps, W, batch] and [steps, W, batch, 3].
+        rates: for each step and lane the step size, 1 while the lane runs, and the weight in the first gradient.
+        counter: the number of the next step.
         pool: all training inputs and targets.
     """
 
@@ -98,7 +98,7 @@ class Buffers(NamedTuple):
 
 
 class FixedLanes:
-    """Buffers and prepared steps for waves of one shape: lanes, batch size and the parts that a plan has."""
+    """Buffers and prepared steps for waves of one shape: lanes, batch size and the parts of a plan."""
 
     def __init__(
         self, wave: Wave, plan: Plan, x: Tensor, workload: Workload, pieces: Pieces, compiled: bool = False
@@ -130,6 +130,7 @@ class FixedLanes:
         self._pool: Any = None
 
     def _blocks(self, lanes: int, x: Tensor) -> list[Tensor]:
+        """Return zeros in one block [lanes, ...] for each parameter."""
         views = self._model.views(x.reshape(-1, x.shape[-1])[0]).values()
         return [torch.zeros((lanes, *view.shape), dtype=x.dtype, device=x.device) for view in views]
 
@@ -140,13 +141,13 @@ class FixedLanes:
 
     @staticmethod
     def shape(wave: Wave, plan: Plan, workload: Workload, compiled: bool) -> tuple[object, ...]:
-        """Return what must agree for a prepared step to be repeated."""
+        """Return the key of the waves that can share prepared steps."""
         parts = plan.correction is not None, bool(plan.mu.any()), bool(plan.first_steps.any()), plan.accumulate
         unroll = _unroll(wave, workload) if compiled else 1
         return len(wave.rows), wave.samples.shape[1], wave.shifts is not None, unroll, *parts
 
     def run(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
-        """Run a wave and write its rows into the result; what is not recorded or compiled yet is so first."""
+        """Run a wave and write its rows into the result; compile or record missing steps first."""
         kinds = self._kinds(wave, plan)
         for kind in dict.fromkeys(kinds):
             if kind not in self._prepared:
@@ -164,10 +165,10 @@ class FixedLanes:
         for collected in (b.first, b.total):
             for block in collected or ():
                 block.zero_()
-        starts = np.concatenate([[0], np.cumsum(wave.running)[:-1]])
+        offsets = wave.offsets
         for begin in range(0, len(wave.running), TABLE_STEPS):
             steps = slice(begin, min(begin + TABLE_STEPS, len(wave.running)))
-            self._lay_out(wave, plan, starts[steps], wave.running[steps], begin)
+            self._lay_out(wave, plan, offsets[steps], wave.running[steps], begin)
             for kind in kinds[begin // self.unroll : -(-steps.stop // self.unroll)]:
                 self._prepared[kind]()
         K = torch.as_tensor(plan.steps[wave.rows], dtype=torch.float64, device=x.device)
@@ -177,19 +178,19 @@ class FixedLanes:
                 self._take_out(blocks, into, wave.rows)
 
     def _take_out(self, blocks: list[Tensor], into: Tensor, rows: npt.NDArray[np.int64]) -> None:
-        """Copy blocks into rows of a matrix [m, d]; a single row without a list, which takes half the time."""
+        """Copy blocks into rows of a matrix [m, d]; a single row is indexed by a number, in half the time."""
         where = int(rows[0]) if len(rows) == 1 else torch.from_numpy(rows).to(into.device)
         for block, view in zip(blocks, self._model.row_views(into).values(), strict=True):
             view[where] = block[0] if len(rows) == 1 else block
 
     def _lay_out(
-        self, wave: Wave, plan: Plan, starts: npt.NDArray[np.int64], running: npt.NDArray[np.int64], begin: int
+        self, wave: Wave, plan: Plan, offsets: npt.NDArray[np.int64], running: npt.NDArray[np.int64], begin: int
     ) -> None:
-        """Fill the tables for the steps that follow; idle lanes look at the first lane's batch and stand still."""
+        """Fill the tables for the next steps; finished lanes use the first lane's batch and step size 0."""
         b = self.buffers
-        T, W = len(starts), len(wave.rows)
+        T, W = len(offsets), len(wave.rows)
         active = np.arange(W) < running[:, None]
-        where = torch.from_numpy(starts[:, None] + np.where(active, np.arange(W), 0)).to(b.loss.device)
+        where = torch.from_numpy(offsets[:, None] + np.where(active, np.arange(W), 0)).to(b.loss.device)
         b.samples[:T] = wave.samples[where]
         if b.shifts is not None and wave.shifts is not None:
             b.shifts[:T] = wave.shifts[where]
@@ -197,11 +198,11 @@ class FixedLanes:
         in_first = (begin + np.arange(T))[:, None] < n_first
         rates = np.stack([active * plan.lr[wave.rows], active, in_first / np.maximum(n_first, 1)], axis=-1)
         b.rates[:T] = torch.as_tensor(rates, dtype=b.rates.dtype)
-        b.rates[T : T + self.unroll] = 0  # steps that a call makes beyond the last
+        b.rates[T : T + self.unroll] = 0  # for the steps of a call after the last one
         b.counter.zero_()
 
     def _kinds(self, wave: Wave, plan: Plan) -> list[Kind]:
-        """Return the calls of a wave: each as wide as its first step needs."""
+        """Return the kinds of a wave's calls; each is as wide as its first step needs."""
         collecting = int(plan.first_steps[wave.rows].max())
         widths = np.array(self.widths)
         return [
@@ -219,7 +220,7 @@ class FixedLanes:
             self._step(kind, b)
 
     def _step(self, kind: Kind, b: Buffers) -> None:
-        """One local step of the first lanes; everything is read from and written to the buffers."""
+        """Make one local step of the first lanes; it reads and writes only the buffers."""
         width = kind.width
         samples = b.samples[:, :width].index_select(0, b.counter)[0]
         shifts = None if b.shifts is None else b.shifts[:, :width].index_select(0, b.counter)[0]
@@ -244,7 +245,7 @@ class FixedLanes:
         b.counter.add_(1)
 
     def _prepare(self, kind: Kind) -> Callable[[], Any]:
-        """Return the steps of a kind as something to call: compiled, recorded, or as they are."""
+        """Return a function that makes the steps of a kind: compiled, recorded, or plain."""
         if self.compiled:
             return compile_step(lambda buffers: self._steps(kind, Buffers(*buffers)), self.buffers)
         if self.buffers.loss.device.type == "cuda":
@@ -252,14 +253,14 @@ class FixedLanes:
         return lambda: self._steps(kind, self.buffers)
 
     def _record(self, kind: Kind) -> Callable[[], Any]:
-        """Record a step as a CUDA graph."""
+        """Record the steps of a kind as a CUDA graph and return its replay."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.buffers.counter.zero_()
         side.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        with torch.random.fork_rng([self.buffers.loss.device]):  # dropout begins where it was
+        with torch.random.fork_rng([self.buffers.loss.device]):  # recording leaves the state of dropout unchanged
             with torch.cuda.stream(side):
-                for _ in range(3):  # libraries choose their kernels and allocate before anything is recorded
+                for _ in range(3):  # before the recording, libraries choose their kernels and allocate
                     self._steps(kind, self.buffers)
             torch.cuda.current_stream().wait_stream(side)
             with _no_garbage_collection(), torch.cuda.graph(graph, pool=self._pool):
@@ -269,13 +270,13 @@ class FixedLanes:
 
 
 def _unroll(wave: Wave, workload: Workload) -> int:
-    """Return how many steps one compiled call makes."""
+    """Return the steps of one compiled call."""
     return next(n for n in UNROLL if n <= len(wave.running)) if workload.small else 1
 
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Collect garbage now, not while a step is recorded: freeing an earlier graph would spoil the recording."""
+    """Collect garbage before, not during, a recording: freeing an earlier graph would break it."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

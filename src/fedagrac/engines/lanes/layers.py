@@ -1,12 +1,12 @@
-"""Convolutions and pools of many lanes at once.
+"""Layers that run for many lanes at once.
 
-A vmapped convolution becomes a grouped one, which cuDNN runs one group after another. On a GPU, laying the
-patches out as columns makes it one batched matrix product over all lanes; which of the two is faster depends on
-the shape, so it is measured once per shape. On a CPU grouped convolutions are fine if the channels of all lanes
-lie side by side in memory, and pools if they leave them there.
+A vmapped convolution becomes a grouped convolution, and cuDNN runs its groups one after another. On a GPU a
+convolution can instead be one batched matrix product of weights and patches over all lanes. Which of the two is
+faster depends on the shape, so both are timed once per shape. On a CPU grouped convolutions are fast if the
+channels of all lanes lie side by side in memory; pools must keep that layout.
 
-The user's module is not touched: a mode sees its calls and routes them to functions that say how they are
-vmapped. The gradient is taken outside the vmap, so torch differentiates what those functions call.
+A mode sees the calls of the user's module and routes them to functions with their own vmap rule. The gradient is
+taken outside the vmap, so torch differentiates what those functions call.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.func import vmap
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-from fedagrac.engines.lanes.patches import Convolution, columns_of, pictures_of
+from fedagrac.engines.lanes.kernels.patches import Convolution, columns_of, pictures_of
+from fedagrac.engines.lanes.modes import CallMode
 from fedagrac.engines.lanes.pools import Maxima, tiling_window
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ __all__ = ["RoutedLayers", "convolutions_of", "faster_as_products"]
 _OPTIONS = ("bias", "stride", "padding", "dilation", "groups")
 
 
-class RoutedLayers(TorchFunctionMode):
-    """While active, layers run as functions of many lanes.
+class RoutedLayers(CallMode):
+    """Runs layers as functions of many lanes while the mode is active.
 
     Attributes:
-        products: convolutions that become products of patches; all others are grouped convolutions.
-        side_by_side: lay the channels of all lanes side by side, for CPUs.
-        fused: pools and dropout from operations that a compiler joins with their neighbours; slower uncompiled.
+        products: the convolutions that run as products of patches; all others run as grouped convolutions.
+        side_by_side: whether the channels of all lanes lie side by side in memory, for CPUs.
+        fused: whether pools and dropout consist of operations that a compiler can fuse; slower uncompiled.
     """
 
     def __init__(
@@ -48,36 +48,30 @@ class RoutedLayers(TorchFunctionMode):
         self.side_by_side = side_by_side
         self.fused = fused
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Route convolutions, pools and linear layers; leave everything else alone."""
-        if func is torch.conv2d:
-            inputs, weight, bias, convolution = _parse(args, kwargs or {})
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Route convolutions, pools, dropout and linear layers; run every other function as it is."""
+        if function is torch.conv2d:
+            inputs, weight, bias, convolution = _parse(args, options)
             if convolution is not None and (self.side_by_side or convolution in self.products):
                 layer = _SideBySide if self.side_by_side else _Products
                 output: Tensor = layer.apply(inputs, weight, convolution)  # type: ignore[no-untyped-call]
                 return output if bias is None else output + bias[:, None, None]
-        if func is functional.max_pool2d and not (kwargs or {}).get("return_indices", False) and len(args) < 7:
-            window = tiling_window(args[1:], kwargs or {}) if self.fused else None
-            return _Pool.apply(args[0], self.side_by_side, window, args[1:], kwargs or {})  # type: ignore[no-untyped-call]
-        if func is functional.dropout and self.side_by_side:
-            return _dropout(self.fused, *args, **(kwargs or {}))
-        if func is functional.group_norm and self.side_by_side:  # its vmap refuses channels that lie elsewhere
-            return func(args[0].contiguous(), *args[1:], **(kwargs or {}))
-        if func is functional.linear and not kwargs and args[0].ndim == 2 and not self.side_by_side:
+        if function is functional.max_pool2d and not options.get("return_indices", False) and len(args) < 7:
+            window = tiling_window(args[1:], options) if self.fused else None
+            return _Pool.apply(args[0], self.side_by_side, window, args[1:], options)  # type: ignore[no-untyped-call]
+        if function is functional.dropout and self.side_by_side:
+            return _dropout(self.fused, *args, **options)
+        if function is functional.group_norm and self.side_by_side:  # its vmap rule needs contiguous channels
+            return function(args[0].contiguous(), *args[1:], **options)
+        if function is functional.linear and not options and args[0].ndim == 2 and not self.side_by_side:
             return _linear(*args)
-        return func(*args, **(kwargs or {}))
+        return function(*args, **options)
 
 
 def _dropout(fused: bool, inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Return dropout with masks from uniform numbers: on a CPU those come many times faster than coin tosses.
+    """Return dropout with masks from uniform numbers, which a CPU draws many times faster than Bernoulli ones.
 
-    In compiled steps, where torch's numbers would come one by one, they are scrambled counters.
+    In compiled steps torch would draw its numbers one by one, so there the numbers are scrambled counters.
     """
     if not training or p in (0.0, 1.0):
         return functional.dropout(inputs, p, training)
@@ -86,14 +80,14 @@ def _dropout(fused: bool, inputs: Tensor, p: float = 0.5, training: bool = True,
     seeds = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=inputs.device)
     kept = _scrambled(inputs.numel(), seeds) >= round(p * 2**32) - 2**31
     factor = torch.where(kept, torch.tensor(1 / (1 - p), dtype=inputs.dtype, device=inputs.device), 0.0)
-    factor = factor.as_strided(factor.shape, factor.stride())  # in memory, not made anew wherever it is read
+    factor = factor.as_strided(factor.shape, factor.stride())  # in memory: not computed again at every read
     return inputs * factor.reshape(inputs.shape)
 
 
 def _scrambled(count: int, seeds: Tensor) -> Tensor:
-    """Return so many 32-bit integers, evenly spread over all of them: counters mixed with two seeds.
+    """Return `count` 32-bit integers, spread evenly over their range, by mixing counters with two seeds.
 
-    Each mixing is a bijection in which every bit touches all others. Shifts and factors are those of C. Wellons'
+    Each mixing is a bijection in which every bit affects all others. Shifts and factors are those of C. Wellons'
     "lowbias32".
     """
     numbers = torch.arange(count, dtype=torch.int32, device=seeds.device)
@@ -106,25 +100,25 @@ def _scrambled(count: int, seeds: Tensor) -> Tensor:
 
 
 def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return inputs times weights, weights first: their gradient then comes out in their own layout, uncopied."""
+    """Return a linear layer as weights times inputs; the weights' gradient then needs no copy to their layout."""
     output = weight @ inputs.T
     return (output if bias is None else output + bias[:, None]).T
 
 
 def _lanes_first(value: Tensor, at: int | None, lanes: int) -> Tensor:
-    """Return a tensor with the lanes in front, repeated where it is the same for all."""
+    """Return a tensor with the lanes as first dimension; expand one that all lanes share."""
     return value.expand(lanes, *value.shape) if at is None else value.movedim(at, 0)
 
 
 class _Routed(torch.autograd.Function):
-    """A function that is only called under vmap, and says there what to do with all lanes together.
+    """A function that runs only under vmap, where it handles all lanes together.
 
-    It needs no backward pass: torch differentiates what its vmap calls.
+    It needs no backward pass, because torch differentiates what its vmap rule calls.
     """
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: the gradient is taken of what the vmap calls."""
+        """Keep nothing: torch differentiates what the vmap rule calls."""
 
 
 class _Convolution(_Routed):
@@ -140,7 +134,7 @@ class _Products(_Convolution):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, c: Convolution) -> tuple[Tensor, int]:
-        """Lay out, multiply."""
+        """Lay out the patches and multiply."""
         lanes = info.batch_size
         output: Tensor = _PatchProduct.apply(  # type: ignore[no-untyped-call]
             _lanes_first(x, in_dims[0], lanes), _lanes_first(w, in_dims[1], lanes), c
@@ -149,9 +143,9 @@ class _Products(_Convolution):
 
 
 class _PatchProduct(torch.autograd.Function):
-    """Pictures [lanes, n, C, H, W] and weights [lanes, O, C, h, w] to outputs [lanes, n, O, R, Q].
+    """Turns pictures [lanes, n, C, H, W] and weights [lanes, O, C, h, w] into outputs [lanes, n, O, R, Q].
 
-    Outputs are stored [lanes, O, n, R, Q], as the product leaves them.
+    In memory the outputs have the order of the product, [lanes, O, n, R, Q].
     """
 
     @staticmethod
@@ -174,11 +168,11 @@ class _PatchProduct(torch.autograd.Function):
 
 
 class _SideBySide(_Convolution):
-    """A grouped convolution over channels of all lanes that lie side by side in memory."""
+    """A grouped convolution; the channels of all lanes lie side by side in memory."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, c: Convolution) -> tuple[Tensor, int]:
-        """One group per lane."""
+        """Run one group per lane."""
         lanes = info.batch_size
         channels = _lanes_first(x, in_dims[0], lanes).movedim(0, 1).flatten(1, 2)
         weights = _lanes_first(w, in_dims[1], lanes).flatten(0, 1)
@@ -191,7 +185,7 @@ class _SideBySide(_Convolution):
 
 
 class _Pool(_Routed):
-    """A maximum over windows: every picture and channel is on its own, so lanes join wherever they lie."""
+    """A max pool. Pictures and channels are independent, so lanes can join either of them."""
 
     @staticmethod
     def forward(x: Tensor, side_by_side: bool, window: int | None, args: Any, options: Any) -> Tensor:
@@ -202,9 +196,9 @@ class _Pool(_Routed):
     def vmap(
         info: Any, in_dims: Any, x: Tensor, side_by_side: bool, window: int | None, args: Any, options: Any
     ) -> tuple[Tensor, int]:
-        """Join lanes with channels, or with what stands beside them in memory.
+        """Join lanes with channels, or with the dimension beside them in memory.
 
-        Given their window, maxima are taken without noting where they are.
+        With a window given, the places of the maxima are not stored.
         """
         x = x.movedim(in_dims[0], 0)
         if x.ndim == 5 and side_by_side:
@@ -228,7 +222,7 @@ def _pair(value: Any) -> tuple[int, int]:
 def _parse(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor | None, Convolution | None]:
-    """Return input, weight, bias and the convolution, or None for one that is left to conv2d."""
+    """Return input, weight, bias and the convolution; None instead of a convolution that stays with conv2d."""
     inputs, weight, *rest = args
     options = dict(zip(_OPTIONS, rest, strict=False)) | kwargs
     plain = (
@@ -244,38 +238,32 @@ def _parse(
     return inputs, weight, options.get("bias"), convolution
 
 
-class _Collect(TorchFunctionMode):
-    """Notes the convolutions it sees."""
+class _Collect(CallMode):
+    """Collects the convolutions of a forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Convolution] = []
+        self.convolutions: list[Convolution] = []
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func is torch.conv2d:
-            convolution = _parse(args, kwargs or {})[3]
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if function is torch.conv2d:
+            convolution = _parse(args, options)[3]
             if convolution is not None:
-                self.found.append(convolution)
-        return func(*args, **(kwargs or {}))
+                self.convolutions.append(convolution)
+        return function(*args, **options)
 
 
 def convolutions_of(module: torch.nn.Module, inputs: Tensor) -> list[Convolution]:
     """Return the different convolutions of one forward pass, in order."""
     with torch.no_grad(), _Collect() as seen:
         module(inputs)
-    return list(dict.fromkeys(seen.found))
+    return list(dict.fromkeys(seen.convolutions))
 
 
 def faster_as_products(
     convolutions: Iterable[Convolution], lanes: int, device: torch.device, dtype: torch.dtype
 ) -> list[Convolution]:
-    """Measure each convolution both ways, forward and backward over so many lanes; return those to route."""
+    """Time each convolution both ways, forward and backward; return those faster as products of patches."""
     return [
         c
         for c in convolutions
@@ -284,7 +272,7 @@ def faster_as_products(
 
 
 def _seconds(c: Convolution, lanes: int, device: torch.device, dtype: torch.dtype, products: bool) -> float:
-    """Return the time of a forward and backward pass; on a GPU that of its kernels alone."""
+    """Return the seconds of a forward and backward pass; on a GPU those of its kernels alone."""
     try:
         inputs = torch.zeros((lanes, *c.inputs), dtype=dtype, device=device, requires_grad=True)
         weights = torch.zeros((lanes, *c.weight), dtype=dtype, device=device, requires_grad=True)
@@ -310,7 +298,7 @@ def _seconds(c: Convolution, lanes: int, device: torch.device, dtype: torch.dtyp
                 both()
             repeat = graph.replay
         best = float("inf")
-        for _ in range(5):  # the first includes the libraries' own choices
+        for _ in range(5):  # in the first run the libraries choose their kernels
             _wait(device)
             begun = time.perf_counter()
             repeat()

@@ -2,7 +2,7 @@
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const HEIGHT = 420;
-  const touch = matchMedia("(pointer: coarse)").matches; // there a drag scrolls the page
+  const touch = matchMedia("(pointer: coarse)").matches; // dragging scrolls the page
   const font = { family: getComputedStyle(document.body).fontFamily, size: 12.5 };
   const axis = { automargin: true, zeroline: false, gridcolor: "#888", ticks: "" };
   const plots = figures.map((figure) => {
@@ -24,7 +24,7 @@
     return plot;
   });
 
-  // what is hidden or shown in one figure is hidden or shown in all
+  // hiding or showing a line in one chart does so in all
   const shown = (trace) => trace.visible ?? true;
   plots.forEach((source) => source.on("plotly_restyle", () => {
     const lines = source.data.filter((trace) => trace.legendgroup);
@@ -40,7 +40,7 @@
       const name = button.dataset.axis;
       const plot = button.closest("figure").querySelector(".plot");
       const type = button.dataset.type;
-      const ticks = type === "log" ? 4 : 7; // a short logarithmic axis would be crowded
+      const ticks = type === "log" ? 4 : 7; // more labels would crowd a logarithmic axis
       Plotly.relayout(plot, { [`${name}.type`]: type, [`${name}.nticks`]: ticks, [`${name}.autorange`]: true });
       button.parentElement.querySelectorAll("button").forEach((other) => {
         other.setAttribute("aria-pressed", String(other === button));
@@ -48,14 +48,14 @@
     });
   });
 
-  // a legend that takes more or fewer lines than before is put right by a second drawing
+  // drawing again fixes the layout when the legend wraps differently
   let waiting;
   addEventListener("resize", () => {
     clearTimeout(waiting);
     waiting = setTimeout(() => plots.forEach((plot) => Plotly.redraw(plot)), 300);
   });
 
-  // paper has one width; the screen's own comes back afterwards
+  // printing uses one fixed width; the width of the screen is restored afterwards
   const resize = (sizes) => plots.forEach((plot, i) => {
     Plotly.relayout(plot, sizes(figures[i].layout.height ?? HEIGHT));
     Plotly.redraw(plot);

@@ -1,0 +1,31 @@
+"""Modes that see the torch functions a module calls, so that some calls run in another way.
+
+The user's module stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["CallMode"]
+
+
+class CallMode(TorchFunctionMode):
+    """Passes every call of a torch function to `call` while the mode is active."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call `call` with the keyword arguments as a dictionary."""
+        return self.call(func, args, kwargs or {})
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Run the function; subclasses replace it for the calls they know."""
+        return function(*args, **options)

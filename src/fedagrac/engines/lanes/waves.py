@@ -1,0 +1,109 @@
+"""Waves: the lanes that run together, and the samples they use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from fedagrac.core.local import Plan
+    from fedagrac.engines.workload import Batches, Workload
+
+__all__ = ["Wave", "draw_wave", "lane_groups"]
+
+
+@dataclass(frozen=True, eq=False)
+class Wave:
+    """Lanes that run together, sorted by K, largest first; every table has that order.
+
+    Attributes:
+        rows: the lanes' rows in the cohort, [m].
+        running: how many lanes still run at each step, [K_max].
+        samples: sample numbers of the lanes of step 0, then of step 1, and so on, [sum K, batch].
+        shifts: the shifts of those pictures, [sum K, batch, 3], or None.
+    """
+
+    rows: npt.NDArray[np.int64]
+    running: npt.NDArray[np.int64]
+    samples: Tensor
+    shifts: Tensor | None
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """Yield, for each step, how many lanes run, their samples and their shifts."""
+        start = 0
+        for m in self.running.tolist():
+            stop = start + m
+            yield m, self.samples[start:stop], None if self.shifts is None else self.shifts[start:stop]
+            start = stop
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Where each step begins in `samples`, [K_max]."""
+        return _offsets(self.running)
+
+    def part(self, lanes: slice) -> Wave:
+        """Return some neighbouring lanes as a wave of their own."""
+        chosen = np.arange(len(self.rows))[lanes]
+        running = np.clip(self.running - chosen[0], 0, len(chosen))
+        running = running[running > 0]
+        kept = np.concatenate(
+            [start + chosen[0] + np.arange(m) for start, m in zip(self.offsets, running, strict=False)]
+        )
+        entries = torch.from_numpy(kept).to(self.samples.device)
+        shifts = None if self.shifts is None else self.shifts[entries]
+        return Wave(self.rows[lanes], running, self.samples[entries], shifts)
+
+
+def _offsets(running: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(running)[:-1]])
+
+
+def lane_groups(
+    steps: npt.NDArray[np.int64], batch_sizes: npt.NDArray[np.int64]
+) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield each batch size with the rows that have it, largest K first: only those can run together.
+
+    Examples:
+        >>> steps, batch_sizes = np.array([3, 9, 5, 9]), np.array([8, 8, 4, 8])
+        >>> [(size, rows.tolist()) for size, rows in lane_groups(steps, batch_sizes)]
+        [(4, [2]), (8, [1, 3, 0])]
+    """
+    order = np.lexsort((np.arange(len(steps)), -steps))
+    for size in np.unique(batch_sizes):
+        yield int(size), order[batch_sizes[order] == size]
+
+
+def draw_wave(
+    workload: Workload,
+    rows: npt.NDArray[np.int64],
+    plan: Plan,
+    clients: npt.NDArray[np.int64],
+    round: int,
+) -> Wave:
+    """Draw the batches of some rows, which are sorted by K, and return them step by step, without padding."""
+    steps = plan.steps[rows]
+    running = len(steps) - np.searchsorted(steps[::-1], np.arange(steps[0]), side="right")
+    offsets = _offsets(running)
+    samples, shifts = None, None
+    drawn: dict[tuple[int, int], Batches] = {}  # lanes of several runs share their batches
+    for lane, row in enumerate(rows):
+        key = int(clients[row]), int(steps[lane])
+        if key not in drawn:
+            drawn[key] = workload.draw(*key, round)
+        batches = drawn[key]
+        if samples is None:
+            samples = np.empty((running.sum(), batches.samples.shape[1]), np.int64)
+            shifts = None if batches.shifts is None else np.empty((*samples.shape, 3), np.int64)
+        entries = offsets[: steps[lane]] + lane
+        samples[entries] = batches.samples
+        if shifts is not None and batches.shifts is not None:
+            shifts[entries] = batches.shifts
+    assert samples is not None
+    return Wave(rows, running, workload.on_device(samples), None if shifts is None else workload.on_device(shifts))

@@ -1,0 +1,223 @@
+"""From settings to objects: the one place where tables of plain values become what a run is made of.
+
+Experiment files, the recipes of the paper and Flower's run config all come through here. The settings of a kind
+are the fields of its class: nothing is declared twice. Torch and numpy only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedagrac import models
+from fedagrac.algorithms import Algorithm, algorithm
+from fedagrac.core.schedule import Piecewise
+from fedagrac.core.streams import first_weights
+from fedagrac.data import DATASETS, IID, Dirichlet, Federation, Partition, Resample, Shards
+from fedagrac.errors import InputError, one_of, positive, unknown
+from fedagrac.heterogeneity import (
+    Clock,
+    Constant,
+    DeviceProfile,
+    Devices,
+    Explicit,
+    Extreme,
+    Gaussian,
+    Linear,
+    Participation,
+    StepSchedule,
+    Uniform,
+)
+from fedagrac.rounds.guard import Guard
+from fedagrac.rounds.stop import Stop
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = [
+    "PARTITIONS",
+    "STEPS",
+    "build_algorithm",
+    "build_clock",
+    "build_federation",
+    "build_guard",
+    "build_kind",
+    "build_model",
+    "build_participation",
+    "build_partition",
+    "build_steps",
+    "build_stop",
+    "section",
+    "with_defaults",
+]
+
+T = TypeVar("T")
+Settings = Mapping[str, Any]
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "dirichlet": Dirichlet,
+    "shards": Shards,
+    "iid": IID,
+    "resample": Resample,
+}
+STEPS: dict[str, type[StepSchedule]] = {
+    "constant": Constant,
+    "gaussian": Gaussian,
+    "uniform": Uniform,
+    "linear": Linear,
+    "extreme": Extreme,
+    "explicit": Explicit,
+    "devices": Devices,
+}
+
+
+@contextlib.contextmanager
+def section(name: str) -> Iterator[None]:
+    """Put the section's name before the field of any InputError raised inside."""
+    try:
+        yield
+    except InputError as error:
+        field = error.field.removeprefix(f"{name}.")
+        raise InputError(f"{name}.{field}" if field else name, error.value, error.accepted) from None
+
+
+def build_kind(settings: Settings, kinds: Mapping[str, type[T]]) -> T:
+    """Make an object from a table whose `kind` names its class and whose other keys are its settings.
+
+    Examples:
+        >>> build_kind({"kind": "constant", "steps": 3}, STEPS)
+        Constant(steps=3)
+    """
+    if "kind" not in settings:
+        raise InputError("kind", None, f"one of {', '.join(kinds)}")
+    kind = kinds[one_of("kind", settings["kind"], kinds)]
+    return _construct(kind, {key: value for key, value in settings.items() if key != "kind"})
+
+
+def _construct(kind: type[T], settings: Settings) -> T:
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for key, value in settings.items():
+        if key not in fields:
+            raise unknown(key, value, fields)
+    for name, field in fields.items():
+        if field.default is dataclasses.MISSING and name not in settings:
+            raise InputError(name, None, "a value: this setting is required")
+    return kind(**settings)
+
+
+def with_defaults(settings: Settings, kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """Return a table with the defaults of its kind written out, except None, which TOML does not have."""
+    fields = dataclasses.fields(kinds[settings["kind"]])
+    defaults = {f.name: f.default for f in fields if f.default not in (dataclasses.MISSING, None)}
+    return {"kind": settings["kind"], **defaults, **settings}
+
+
+def build_partition(settings: Settings | None) -> Partition | None:
+    """Make the partition, or None for the data set's own."""
+    if settings is None:
+        return None
+    with section("data"), section("partition"):
+        return build_kind(settings, PARTITIONS)
+
+
+def build_federation(settings: Settings, seed: int, data_dir: str | Path | None = None) -> Federation:
+    """Load data and split them.
+
+    Args:
+        settings: name, clients, partition, and the data set's own options.
+        seed: of the partition.
+        data_dir: where to look for data files first.
+    """
+    options = {key: value for key, value in settings.items() if key not in ("name", "clients", "partition")}
+    partition = build_partition(settings.get("partition"))
+    with section("data"):
+        one_of("name", settings["name"], DATASETS)
+        return Federation.load(settings["name"], settings["clients"], partition, seed, data_dir, **options)
+
+
+def build_steps(settings: Settings) -> StepSchedule:
+    """Make the step schedule."""
+    with section("steps"):
+        return build_kind(settings, STEPS)
+
+
+def build_algorithm(settings: Settings) -> Algorithm:
+    """Make the algorithm of a table with its name, its lr and its own settings."""
+    options = dict(settings)
+    if isinstance(options.get("calibration"), dict):
+        options["calibration"] = _piecewise(options["calibration"])
+    if "lr" in options:
+        options["lr"] = positive("lr", options["lr"])
+    return algorithm(options.pop("name"), **options)
+
+
+def _piecewise(settings: Settings) -> Piecewise:
+    try:
+        return Piecewise({int(key): value for key, value in settings.items()})
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError("calibration", settings, "a table whose keys are rounds already done") from None
+
+
+def build_stop(settings: Settings) -> Stop:
+    """Make the stop rule."""
+    with section("stop"):
+        return _construct(Stop, settings)
+
+
+def build_clock(settings: Settings | None) -> Clock | None:
+    """Make the clock of one device for all clients, or None for the one that follows from the steps."""
+    if settings is None:
+        return None
+    options = {key: value for key, value in settings.items() if value is not None}
+    jitter = float(options.pop("jitter", 0.0))
+    with section("clock"):
+        return Clock(DeviceProfile("clock", **options), jitter=jitter)
+
+
+def build_participation(settings: int | float | Settings | None) -> Participation | None:
+    """Make the participation rule from a number, a fraction or a table; None for everyone."""
+    if settings is None:
+        return None
+    if not isinstance(settings, Mapping):
+        return Participation(settings)
+    with section("participation"):
+        return _construct(Participation, settings)
+
+
+def build_guard(settings: Settings | None) -> Guard | None:
+    """Make the guard; None where there is no table."""
+    if settings is None:
+        return None
+    with section("guard"):
+        return _construct(Guard, settings)
+
+
+def build_model(
+    settings: Settings, seed: int, federation: Federation | None = None, imports: models.Imports | None = None
+) -> nn.Module:
+    """Build a module; its random weights are those of the seed.
+
+    Args:
+        settings: the name and sizes of a built-in model, or an import path.
+        seed: of the weights.
+        federation: where given, sizes that are missing follow from its data.
+        imports: which import paths may be followed; by default those of files in the current folder.
+    """
+    sizes = {key: value for key, value in settings.items() if key != "name"}
+    name = settings["name"]
+    with section("model"):
+        if federation is not None and name == "logistic":
+            features = federation.inputs[0].numel()
+            if sizes.setdefault("features", features) != features:  # before a layer of any size is made
+                raise InputError("features", sizes["features"], f"{features}, the numbers of a sample of the data")
+        if federation is not None and name in models.REGISTRY:
+            sizes.setdefault("classes", max(2, federation.num_classes or 2))
+        with first_weights(seed):
+            if ":" in name:
+                return (imports or models.Imports()).build(name, sizes)
+            return models.build(name, **sizes)

@@ -1,0 +1,80 @@
+"""Changes to an experiment's table before it is checked: `key=value` settings."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from fedagrac.errors import InputError, nearest
+from fedagrac.parsing import DEEPEST, ParseError, parse_toml
+
+__all__ = ["apply_settings"]
+
+
+def apply_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]:
+    """Return the table with `key=value` settings applied.
+
+    Keys are dotted (`data.clients=10`). Under `algorithm` a number picks one entry (`algorithm.0.lr=0.1`), a name
+    those with that name (`algorithm.fedavg.lr=0.1`), and neither sets all (`algorithm.lr=0.1`). Values are TOML; a
+    value that is not is taken as a string.
+
+    Examples:
+        >>> apply_settings({"rounds": 5, "data": {"clients": 2}}, ["rounds=7", "data.name=digits"])
+        {'rounds': 7, 'data': {'clients': 2, 'name': 'digits'}}
+    """
+    result: dict[str, Any] = copy.deepcopy(table)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise InputError("set", setting, "key=value, such as rounds=50 or data.clients=10")
+        if len(parts) > DEEPEST or not _is_text(setting):
+            raise InputError("set", setting, f"text, with at most {DEEPEST} parts in its key")
+        for target in _targets(result, parts, setting):
+            target[parts[-1]] = _value(text.strip())
+    return result
+
+
+def _targets(table: dict[str, Any], parts: list[str], setting: str) -> list[dict[str, Any]]:
+    """Return the tables in which the last of the parts is set."""
+    if parts[0] == "algorithm" and len(parts) > 1:
+        entries: list[dict[str, Any]] = table.get("algorithm", [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise InputError("set", setting, "an experiment with algorithms: its algorithm is not [[algorithm]]")
+        if len(parts) == 2:
+            return entries
+        if parts[1].isdecimal():
+            chosen = [entry for i, entry in enumerate(entries) if str(i) == parts[1]]
+        else:
+            chosen = [entry for entry in entries if parts[1] in (entry.get("name"), entry.get("label"))]
+        names = [str(entry.get("label", entry.get("name"))) for entry in entries]
+        if not chosen:
+            accepted = f"algorithm.NAME.key with one of {', '.join(names)}{nearest(parts[1], names)}"
+            raise InputError("set", setting, accepted)
+        return [_descend(entry, parts[2:-1], setting) for entry in chosen]
+    return [_descend(table, parts[:-1], setting)]
+
+
+def _descend(table: dict[str, Any], parts: list[str], setting: str) -> dict[str, Any]:
+    for part in parts:
+        inner = table.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise InputError("set", setting, f"a key inside a table: {part} is a value")
+        table = inner
+    return table
+
+
+def _value(text: str) -> Any:
+    try:
+        return parse_toml(f"value = {text}")["value"]
+    except ParseError:
+        return text
+
+
+def _is_text(argument: str) -> bool:
+    """Say whether an argument can be written down: bytes that are not UTF-8 arrive as halves of characters."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

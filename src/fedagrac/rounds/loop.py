@@ -1,0 +1,265 @@
+"""The round loop: servers over a fleet, until every run has ended.
+
+Callbacks, the guard, evaluation, stopping rules and interruptions are here, once, for every kind of fleet.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedagrac.errors import InputError
+from fedagrac.rounds.callback import Callback
+from fedagrac.rounds.exchange import Replies, Spent, step_lengths
+from fedagrac.rounds.interrupts import INTERRUPTIONS, Held
+from fedagrac.rounds.record import History, RoundRecord, SimulationResult, Status
+from fedagrac.rounds.stop import Stop
+from fedagrac.storage.checkpoints import Checkpoint
+
+if TYPE_CHECKING:
+    from fedagrac.algorithms import Algorithm
+    from fedagrac.algorithms.base import State
+    from fedagrac.core.cohort import Cohort
+    from fedagrac.core.local import Plan
+    from fedagrac.data.federation import Federation
+    from fedagrac.engines import Ranks
+    from fedagrac.rounds.divergence import Divergence
+    from fedagrac.rounds.fleet import Fleet
+    from fedagrac.rounds.server import Server
+    from fedagrac.rounds.setup import Setup
+    from fedagrac.storage.clients import ClientTable
+
+__all__ = ["Run", "run_rounds"]
+
+
+@dataclass(eq=False)
+class Run:
+    """A run in progress, as callbacks see it: a server, its fleet, and what was spent so far.
+
+    Attributes:
+        server: the algorithm with its state and history.
+        fleet: the clients.
+        setup: the options.
+        callbacks: who watches.
+        sim_time: seconds on the fleet's clock so far.
+        bytes_total: bytes moved so far, in both directions.
+        replies: what came back in the round at hand; None between rounds.
+        stopped: why a callback ended the run, or None.
+        divergence: where the run left the finite numbers, or None.
+        result: what came out, once the run has ended.
+    """
+
+    server: Server
+    fleet: Fleet
+    setup: Setup
+    callbacks: Sequence[Callback] = ()
+    sim_time: float = 0.0
+    bytes_total: int = 0
+    started: float = field(default_factory=time.perf_counter)
+    replies: Replies | None = None
+    stopped: str | None = None
+    divergence: Divergence | None = None
+    result: SimulationResult | None = None
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm that runs."""
+        return self.server.algorithm
+
+    @property
+    def state(self) -> State:
+        """The server's vectors; `state["x"]` is the global model."""
+        return self.server.state
+
+    @property
+    def history(self) -> History:
+        """The rounds so far."""
+        return self.server.history
+
+    @property
+    def table(self) -> ClientTable:
+        """What the server keeps of each client, or of those that this process answers for."""
+        return self.server.table
+
+    @property
+    def federation(self) -> Federation | None:
+        """The clients' data, where they are on this machine; otherwise None."""
+        return self.fleet.federation
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the run has at most."""
+        return self.setup.rounds
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the fleet."""
+        return self.fleet.ranks
+
+    @property
+    def cohort(self) -> Cohort | None:
+        """Who took part in the round at hand; None between rounds."""
+        return None if self.replies is None else self.replies.order.whole
+
+    @property
+    def plan(self) -> Plan | None:
+        """What the clients of this process did in the round at hand; None between rounds."""
+        return None if self.replies is None else self.replies.order.plan
+
+    def stop(self, reason: str) -> None:
+        """End the run after this round."""
+        self.stopped = reason
+
+    def begin(self, checkpoint: Checkpoint | None = None) -> None:
+        """Start at x_1, or go on from a checkpoint."""
+        if checkpoint is None:
+            self._spend(self.fleet.start(self.server))
+            return
+        self.fleet.restore(self.server, checkpoint)
+        self.sim_time, self.bytes_total = checkpoint.facts.sim_time, checkpoint.facts.bytes_total
+        if self.history:
+            self.started -= self.history[-1].wall_time
+
+    def checkpoint(self) -> Checkpoint:
+        """Return where the run stands."""
+        facts = self.fleet.facts(self.sim_time, self.bytes_total)
+        return Checkpoint(self.server.rounds_done, self.state, self.server.table, facts)
+
+    def _spend(self, spent: Spent) -> None:
+        self.sim_time += spent.seconds
+        self.bytes_total += spent.down + spent.up
+
+    def take_in(self, replies: Replies) -> tuple[Status, str] | None:
+        """Aggregate, evaluate, record and tell the callbacks; return how the run ended, or None if it goes on."""
+        number = self.server.rounds_done + 1
+        kept = self._guarded(replies)
+        train_loss = math.nan
+        if len(kept.dropped) - len(replies.dropped) < len(replies.order.whole):
+            train_loss = self.server.take_in(kept)
+        diverged = not (math.isfinite(train_loss) and bool(torch.isfinite(self.server.x).all()))
+        due = (number % self.setup.eval_every == 0 or number == self.rounds) and not diverged
+        measured = self._evaluate() if due else None
+        record = self._record(replies, kept, train_loss)
+        if measured is not None:
+            record.measured(measured)
+        self.history.append(record)
+        reached = (self.setup.stop or Stop()).reached(record)
+        if reached is not None and not due and not diverged:  # the last round is always evaluated
+            record.measured(self._evaluate())
+        self.replies = kept
+        for callback in self.callbacks:
+            callback.on_round(self, record)
+        self.replies = None  # its vectors need not fit beside those of the next round
+        self.stopped = self.ranks.agree(self.stopped)
+        if diverged:
+            self.divergence = self.fleet.diagnose(self.algorithm, kept)
+            return "diverged", str(self.divergence)
+        reason = self.stopped or reached
+        if reason is not None:
+            return "stopped", f"round {number}: {reason}"
+        return ("finished", f"all {self.rounds} rounds done") if number == self.rounds else None
+
+    def _guarded(self, replies: Replies) -> Replies:
+        """Return the replies that the guard lets in, and note whose it drops.
+
+        The plan stays what it was: a first gradient counts where it was asked for, whoever is fast among the rest.
+        """
+        guard, order = self.setup.guard, replies.order
+        if guard is None:
+            return replies
+        lengths = torch.zeros(len(order.whole), dtype=torch.float64)
+        own = step_lengths(order.plan, order.x, replies.result)
+        lengths[torch.from_numpy(order.local)] = torch.from_numpy(own)
+        dropped = {
+            int(order.whole.clients[row]): what
+            for row, what in guard.dropped(self.ranks.total(lengths).numpy()).items()
+        }
+        for client, what in dropped.items():
+            self.fleet.note(order.whole.round + 1, f"client {client}: dropped, its update is {what}")
+        return replies.without(dropped)
+
+    def _evaluate(self) -> dict[str, float | None]:
+        return self.fleet.evaluate(self.server.x, self.setup.metrics or {})
+
+    def _record(self, replies: Replies, kept: Replies, train_loss: float) -> RoundRecord:
+        """Return the record of a round, not yet evaluated."""
+        whole, events = replies.order.whole, self.fleet.take_events()
+        self._spend(replies.spent)
+        record = RoundRecord(
+            round=self.server.rounds_done + 1,
+            test_accuracy=None,
+            test_loss=None,
+            train_loss=train_loss,
+            clients=len(whole),
+            fast=int(whole.fast.sum()),
+            steps_mean=float(whole.steps.mean()),
+            bytes_up=replies.spent.up,
+            bytes_down=replies.spent.down,
+            bytes_total=self.bytes_total,
+            sim_time=self.sim_time,
+            wall_time=time.perf_counter() - self.started,
+            metrics=dict.fromkeys(self.setup.metrics or {}),
+        )
+        if self.setup.guard is not None or replies.asked is not None:
+            record.dropped = sorted(kept.dropped)
+        if replies.asked is not None:
+            record.asked = replies.asked
+            record.first_gradients = int((kept.order.plan.first_steps > 0).sum())
+            record.steps = {str(i): int(k) for i, k in zip(whole.clients, whole.steps, strict=True)}
+            record.events = events
+        return record
+
+    def end(self, status: Status, reason: str) -> None:
+        """Make the result and hand it to the callbacks."""
+        self.result = SimulationResult(
+            algorithm=self.algorithm,
+            federation=self.fleet.federation,
+            vector=self.server.x.cpu(),
+            history=self.history,
+            status=status,
+            reason=reason,
+            vector_model=self.fleet.model,
+            divergence=self.divergence,
+        )
+        for callback in self.callbacks:
+            callback.on_end(self, self.result)
+
+
+def run_rounds(runs: Sequence[Run]) -> list[SimulationResult]:
+    """Do the rounds of runs that share a fleet and have done equally many; return a result for each."""
+    fleet = runs[0].fleet
+    if len({run.server.rounds_done for run in runs}) > 1:
+        raise InputError("runs", [run.server.rounds_done for run in runs], "runs after the same round")
+    for run in runs:
+        for callback in run.callbacks:
+            callback.on_start(run)
+    for run in runs:
+        if run.server.rounds_done >= run.rounds:  # a run that was extended to no more than it has
+            run.end("finished", f"all {run.rounds} rounds done")
+    going = [run for run in runs if run.result is None]
+    try:
+        with Held(fleet.ranks.size > 1) as signals:  # no process leaves the others in the middle of a round
+            while going:
+                replies = fleet.round([run.server for run in going])
+                with Held():  # a round is taken in whole or not at all
+                    for run, its in zip(going, replies, strict=True):
+                        ended = run.take_in(its)
+                        if ended is not None:
+                            run.end(*ended)
+                    going = [run for run in going if run.result is None]
+                pending = fleet.ranks.first_given(signals.pending)
+                if pending is not None:
+                    signals.pending = pending
+                    break
+    except INTERRUPTIONS:
+        with Held():
+            for run in going:
+                for callback in run.callbacks:
+                    callback.on_interrupt(run)
+        raise
+    return [run.result for run in runs if run.result is not None]

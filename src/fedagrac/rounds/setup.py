@@ -1,0 +1,169 @@
+"""Every option of a run as one value, checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from fedagrac.data.batches import Sampling
+from fedagrac.engines import ENGINES, Engine, Loss, Workload
+from fedagrac.errors import InputError, count, non_negative, one_of
+from fedagrac.heterogeneity import Clock, Constant, Participation, StepSchedule
+from fedagrac.rounds.evaluation import Metric
+from fedagrac.rounds.guard import Guard
+from fedagrac.rounds.record import ALWAYS, SOMETIMES
+from fedagrac.rounds.stop import Stop
+
+if TYPE_CHECKING:
+    from fedagrac.models.vector import VectorModel
+
+__all__ = ["Setup"]
+
+DEFAULT_STEPS = Constant(10)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setup:
+    """The options of `simulate`.
+
+    Attributes:
+        rounds: how many rounds at most.
+        steps: how many local steps each client runs, such as `Gaussian(500, 10_000)`.
+        batch_size: samples per step; None for the client's full data.
+        loss: (output, target) -> scalar mean over the batch; None for cross-entropy.
+        sampling: "replacement" draws every batch anew, "shuffle" walks reshuffled epochs.
+        participation: None for everyone, a number or a fraction of clients each round, or a `Participation`.
+        weight_decay: l2: adds weight_decay * x to every gradient.
+        seed: names every random draw of the run.
+        engine: "serial" runs one client after another, "lanes" many at once; "auto" takes the faster: by rule in a
+            short run, by a measurement that is kept on disk in a longer one. Or a function that makes an engine.
+        compile: whether steps on a CPU are compiled to machine code; "auto" compiles where the run is long enough
+            to repay it.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
+        dtype: torch.float32 or torch.float64; None for the model's.
+        precision: "tf32" allows reduced-precision matrix products on GPUs.
+        eval_every: evaluate every so many rounds, and after the last (unless a callback ended the run).
+        metrics: more measures of the test data: {name: (output, target) -> scalar}.
+        stop: when to end early.
+        clock: simulated time; by default that of the devices which decide the steps, or 1 ms per step.
+        guard: drop updates that are not finite or far too long, such as `Guard(factor=10.0)`; None for no guard.
+        state_dir: keep the clients' state in files there, where it does not fit into memory.
+
+    Examples:
+        >>> Setup(rounds=5).batch_size
+        20
+        >>> Setup(rounds=0)
+        Traceback (most recent call last):
+        ...
+        fedagrac.errors.InputError: rounds = 0: expected an integer of at least 1
+    """
+
+    rounds: int = 100
+    steps: StepSchedule = DEFAULT_STEPS
+    batch_size: int | None = 20
+    loss: Loss | None = None
+    sampling: Sampling = "replacement"
+    participation: int | float | Participation | None = None
+    weight_decay: float = 0.0
+    seed: int = 0
+    engine: Literal["auto", "serial", "lanes"] | Callable[[Workload], Engine] = "auto"
+    compile: bool | Literal["auto"] = "auto"
+    device: str = "auto"
+    dtype: torch.dtype | None = None
+    precision: Literal["float32", "tf32"] = "float32"
+    eval_every: int = 1
+    metrics: Mapping[str, Metric] | None = None
+    stop: Stop | None = None
+    clock: Clock | None = None
+    guard: Guard | None = None
+    state_dir: str | Path | None = None
+
+    @classmethod
+    def of(cls, **options: Any) -> Setup:
+        """Make a setup of options by name; an unknown name is an InputError."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            one_of("option", name, names)
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        count("rounds", self.rounds)
+        count("eval_every", self.eval_every)
+        check_kind("steps", self.steps, StepSchedule)
+        if self.guard is not None:
+            check_kind("guard", self.guard, Guard)
+        _check_metrics(self.metrics or {})
+        if self.batch_size is not None:
+            count("batch_size", self.batch_size)
+        one_of("sampling", self.sampling, ["replacement", "shuffle"])
+        non_negative("weight_decay", self.weight_decay)
+        count("seed", self.seed, least=0)
+        if not callable(self.engine):
+            one_of("engine", self.engine, ["auto", *ENGINES])
+        if self.compile != "auto" and not isinstance(self.compile, bool):
+            raise InputError("compile", self.compile, '"auto", True or False')
+        one_of("precision", self.precision, ["float32", "tf32"])
+        if self.participation is not None and not isinstance(self.participation, Participation):
+            object.__setattr__(self, "participation", Participation(self.participation))
+
+    @property
+    def cohorts(self) -> Participation | None:
+        """Who takes part in a round; None for everyone."""
+        assert self.participation is None or isinstance(self.participation, Participation)
+        return self.participation
+
+    def torch_device(self) -> torch.device:
+        """Return the device that is asked for, which must be usable and fit the precision."""
+        device = _device(self.device)
+        if device.type != "cuda" and self.precision == "tf32":
+            accepted = f'"float32": TF32 needs a GPU, the run is on {device.type}'
+            raise InputError("precision", self.precision, accepted)
+        return device
+
+    def workload(self, model: VectorModel, federation: Any) -> Workload:
+        """Return the problem as an engine sees it."""
+        how = self.loss, self.batch_size, self.sampling, self.weight_decay, self.seed
+        return Workload.of(model, federation, *how)
+
+
+EXAMPLES = {
+    "federation": ", from Federation.load or Federation.from_arrays",
+    "algorithm": " such as FedaGrac(lr=0.01)",
+    "steps": " such as Constant(10) or Gaussian(500, 10000)",
+    "guard": " such as Guard(factor=10.0), or None",
+}
+
+
+def check_kind(field: str, value: Any, kind: type) -> None:
+    """Check that a value is one of the package's own kinds."""
+    if not isinstance(value, kind):
+        raise InputError(field, value, f"a fedagrac {kind.__name__}{EXAMPLES[field]}")
+
+
+def _check_metrics(metrics: Mapping[str, Metric]) -> None:
+    for name, metric in metrics.items():
+        if name in (*ALWAYS, *SOMETIMES):
+            raise InputError("metrics", name, "a name that no field of the history has")
+        if not callable(metric):
+            raise InputError(f"metrics.{name}", metric, "a function (output, target) -> scalar")
+
+
+def _device(name: str | torch.device) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise InputError("device", name, 'a device such as "auto", "cpu" or "cuda"') from error
+    if device.type not in ("cpu", "cuda"):
+        raise InputError("device", str(name), '"auto", "cpu" or "cuda"')
+    if device.type == "cuda":
+        usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= usable:
+            raise InputError("device", str(name), f'"cpu" or "auto": {usable} CUDA devices are usable here')
+    return device

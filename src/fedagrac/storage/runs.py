@@ -1,0 +1,216 @@
+"""Reads run folders.
+
+A run folder may come from anyone, so every file is checked before its values are used. This module needs pydantic
+and is imported only where runs are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+
+from fedagrac.data.describe import Description
+from fedagrac.errors import InputError
+from fedagrac.parsing import parse_json, parse_toml
+
+__all__ = ["StoredRun", "find_runs", "read_run"]
+
+Accuracy = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[FiniteFloat, Field(ge=0)]
+ByteCount = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Record(_Schema):
+    round: Annotated[int, Field(ge=1, lt=2**63)]
+    test_accuracy: Accuracy | None
+    test_loss: FiniteFloat | None
+    train_loss: FiniteFloat | None
+    bytes_total: ByteCount
+    sim_time: Seconds
+    wall_time: Seconds
+
+
+class _Algorithm(_Schema):
+    name: str
+    label: str | None = None
+    lr: FiniteFloat | None = None
+
+
+class _Stop(_Schema):
+    accuracy: Accuracy | None = None
+
+
+class _Data(_Schema):
+    name: str | None = None
+
+
+class _Experiment(_Schema):
+    name: str
+    algorithm: list[_Algorithm] = Field(min_length=1)
+    seed: int | None = None
+    lr: FiniteFloat | None = None
+    target: Accuracy | None = None
+    stop: _Stop = _Stop()
+    data: _Data = _Data()
+
+
+class _Status(_Schema):
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRun:
+    """A run as its folder describes it.
+
+    Attributes:
+        folder: the run folder.
+        experiment: the settings in experiment.toml; its only algorithm is this run's.
+        history: the rounds in history.jsonl, one record each.
+        status: "finished", "stopped", "diverged" or "unfinished".
+        reason: one sentence that says why the run ended.
+        environment: the contents of environment.json; empty if the file is missing.
+        federation: the contents of federation.json in the run folder or in its parent; None if both lack it.
+    """
+
+    folder: Path
+    experiment: dict[str, Any]
+    history: list[dict[str, Any]]
+    status: str
+    reason: str
+    environment: dict[str, Any]
+    federation: Description | None
+
+    @property
+    def name(self) -> str:
+        """The name of the experiment."""
+        return str(self.experiment["name"])
+
+    @property
+    def algorithm_settings(self) -> dict[str, Any]:
+        """The settings of the run's algorithm."""
+        settings: dict[str, Any] = self.experiment["algorithm"][0]
+        return settings
+
+    @property
+    def algorithm(self) -> str:
+        """The registered name of the algorithm."""
+        return str(self.algorithm_settings["name"])
+
+    @property
+    def label(self) -> str:
+        """The name of the run within its experiment."""
+        return str(self.algorithm_settings.get("label", self.algorithm))
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the run."""
+        return self.experiment.get("seed")
+
+    @property
+    def target(self) -> float | None:
+        """The test accuracy to which a summary counts rounds and bytes, or None."""
+        accuracy = self.experiment.get("target", self.experiment.get("stop", {}).get("accuracy"))
+        return None if accuracy is None else float(accuracy)
+
+
+def read_run(folder: str | Path) -> StoredRun:
+    """Read a run folder; a run without status.json counts as unfinished."""
+    folder = Path(folder)
+    experiment = _read(folder / "experiment.toml", parse_toml, _Experiment)
+    finished = (folder / "status.json").exists()
+    if finished:
+        status = _read(folder / "status.json", parse_json, _Status)
+    else:
+        reason = "status.json is missing: the run was interrupted or is still running"
+        status = {"status": "unfinished", "reason": reason}
+    environment = {}
+    if (folder / "environment.json").exists():
+        environment = _read(folder / "environment.json", parse_json, dict[str, Any])
+    return StoredRun(
+        folder=folder,
+        experiment=experiment,
+        history=_read(folder / "history.jsonl", lambda text: _parse_lines(text, finished), list[_Record]),
+        status=status["status"],
+        reason=status["reason"],
+        environment=environment,
+        federation=_read_federation(folder),
+    )
+
+
+def _parse_lines(text: str, finished: bool) -> list[Any]:
+    """Parse one JSON value per line; drop the last line of an unfinished run if it is incomplete."""
+    lines = text.splitlines()
+    if not finished and lines and not text.endswith("\n"):
+        lines.pop()
+    return [parse_json(line) for line in lines]
+
+
+def _read_federation(folder: Path) -> Description | None:
+    """Read federation.json in a run folder or in its parent, or return None if both lack it."""
+    for place in (folder, folder.parent):
+        if (place / "federation.json").exists():
+            return Description(**_read(place / "federation.json", parse_json, Description))
+    return None
+
+
+def _read(path: Path, parse: Callable[[str], Any], schema: Any) -> Any:
+    """Parse a file, check it against a schema, and return its values; an InputError names what is wrong."""
+    try:
+        values = parse(path.read_text(encoding="utf-8"))
+        TypeAdapter(schema).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ": ".join([str(path), *([".".join(map(str, first["loc"]))] if first["loc"] else [])])
+        if first["type"] == "missing":
+            raise InputError(field, None, "a value") from None
+        accepted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        raise InputError(field, first["input"], accepted) from None
+    except (OSError, ValueError) as error:
+        raise InputError("run folder", str(path.parent), f"a readable {path.name} ({error})") from None
+    return values
+
+
+def find_runs(folders: Sequence[str | Path]) -> list[StoredRun]:
+    """Read run folders and the run folders inside experiment folders, each once.
+
+    Runs of an experiment folder come in the order of its experiment file.
+    """
+    runs: dict[Path, StoredRun] = {}
+    for folder in map(Path, folders):
+        for run in _runs_in(folder):
+            runs.setdefault(run.folder.resolve(), run)
+    return list(runs.values())
+
+
+def _runs_in(folder: Path) -> list[StoredRun]:
+    """Read a run folder, or every run folder inside an experiment folder."""
+    if (folder / "history.jsonl").exists():
+        return [read_run(folder)]
+    runs = [read_run(path.parent) for path in sorted(folder.glob("*/history.jsonl"))]
+    if not runs:
+        problem = "this folder contains no run folders" if folder.is_dir() else "this is not a folder"
+        raise InputError(
+            "folder",
+            str(folder),
+            "a run folder, which holds experiment.toml, environment.json, history.jsonl and status.json, or an "
+            f"experiment folder, which contains run folders: {problem}",
+        )
+    order = _labels_in(folder)
+    return sorted(runs, key=lambda run: order.index(run.label) if run.label in order else len(order))
+
+
+def _labels_in(folder: Path) -> list[str]:
+    """Return the labels in an experiment folder, in the order of its experiment file."""
+    if not (folder / "experiment.toml").exists():
+        return []
+    experiment = _read(folder / "experiment.toml", parse_toml, _Experiment)
+    return [str(entry.get("label", entry["name"])) for entry in experiment["algorithm"]]
