@@ -242,9 +242,14 @@ class Loopback:
         file = self.folder / name / "history.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
+    def saved_rounds(self, name):
+        """Return the rounds of the last checkpoint of a run, which follows their lines in the history."""
+        checkpoints = (self.folder / name / "checkpoint").glob("round-*.safetensors")
+        return max((int(path.stem.removeprefix("round-")) for path in checkpoints), default=0)
+
     def kill_server(self, name, rounds):
-        """Kill the ServerApp of the only run once it has done some rounds."""
-        self.wait_for(lambda: len(self.history(name)) >= rounds)
+        """Kill the ServerApp of the only run once it has done and saved some rounds."""
+        self.wait_for(lambda: self.saved_rounds(name) >= rounds)
         started = processes.descendants(self.processes["link"].pid)
         servers = [process for process in started if runs_command(process, "flwr-serverapp")]
         assert servers, self.logs()

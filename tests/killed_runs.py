@@ -22,7 +22,6 @@ import torch
 
 import fedagrac as fg
 from fedagrac.cli.app import main
-from fedagrac.storage.claims import LOCK, is_leftover
 
 RUNS = ("fedavg", "scaffold", "fedagrac")
 EXPERIMENT = """
@@ -186,7 +185,7 @@ def campaign(folder, kills, seed):
             done[aim] += 1
             writing += "aim" not in options and any(path.suffix == f".{child}" for path in out.rglob(".*"))
         check_end(attempt(experiment, out)[0], folder, 0)
-        left = [str(path) for path in out.rglob(".*") if is_temporary(path)]
+        left = [str(path) for path in out.rglob(".*") if path.name != ".lock"]
         survivors.append({"runs": {run: compare(folder / "whole" / run, out / run) for run in RUNS}, "left": left})
     return {"kills": sum(done.values()), "how": done, "random and while writing": writing, "survivors": survivors}
 
@@ -199,10 +198,6 @@ def check_end(code, folder, expected):
 
 def finished(out):
     return all((out / run / "status.json").exists() for run in RUNS)
-
-
-def is_temporary(path):
-    return is_leftover(path) and path.name != LOCK
 
 
 def compare(whole, killed):

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import processes
 from fedagrac.citations import ENTRIES
 from fedagrac.cli.app import main
 from fedagrac.data import archives, catalogue, download, locating
@@ -26,7 +27,6 @@ from fedagrac.data.catalogue import DATA_FILES, DataFile, DataSet, Download
 from fedagrac.data.locating import DataError
 from fedagrac.errors import InputError
 from fedagrac.files import cache_folder
-from processes import STALL_SECONDS, wait_while_running
 
 REAL = {name: locating.locate(name) for name in DATA_FILES}  # before the tests look away from the user's folders
 
@@ -374,7 +374,7 @@ def test_of_two_processes_one_downloads_and_both_succeed(server, tmp_path):
     waiting = threading.Event()
 
     def held_back(request):
-        end = time.monotonic() + STALL_SECONDS
+        end = time.monotonic() + processes.STALL_SECONDS
         while not waiting.is_set() and len(server.asked) < 2 and time.monotonic() < end:
             time.sleep(0.01)  # until the other process wants the file too
         request.give(FIRST)
@@ -391,7 +391,7 @@ def test_of_two_processes_one_downloads_and_both_succeed(server, tmp_path):
     for thread in listeners:
         thread.start()
     for thread in listeners:
-        thread.join(STALL_SECONDS)
+        thread.join(processes.STALL_SECONDS)
     said = []
     for process in both:
         with process:  # closes its pipes
@@ -416,12 +416,12 @@ def test_a_process_that_is_killed_leaves_the_next_one_free(server, tmp_path):
         request.end_headers()
         request.wfile.write(FIRST[:50])
         asked.set()
-        killed.wait(STALL_SECONDS)
+        killed.wait(processes.STALL_SECONDS)
         request.close_connection = True
 
     server.pages = {"/one": stuck}
     process = start(server.url, tmp_path, tmp_path / "ready-0", 1)
-    wait_while_running(asked.is_set, process)
+    processes.wait_while_running(asked.is_set, process)
     process.kill()
     process.communicate()
     killed.set()

@@ -14,7 +14,6 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from fedagrac.report import find_runs, write_report
-from processes import STALL_SECONDS
 from run_folders import record, run_small, small_experiment, write_run
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -70,12 +69,12 @@ def opened(browser, page):
     browser.get_log("browser")
     browser.get(page.as_uri())
     drawn = "return [...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.plot-container'))"
-    WebDriverWait(browser, STALL_SECONDS).until(lambda b: b.execute_script(drawn))
+    WebDriverWait(browser, 300).until(lambda b: b.execute_script(drawn))
 
 
 def until(browser, script, *arguments):
     """Wait until the script returns something true; return it."""
-    return WebDriverWait(browser, STALL_SECONDS).until(lambda b: b.execute_script(script, *arguments))
+    return WebDriverWait(browser, 300).until(lambda b: b.execute_script(script, *arguments))
 
 
 @contextmanager

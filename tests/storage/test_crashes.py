@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import processes
 from fedagrac import files as folders
 from fedagrac.cli import app as cli
 from fedagrac.errors import InputError
@@ -18,7 +19,6 @@ from fedagrac.experiments.schema import Experiment
 from fedagrac.files import write_atomically
 from fedagrac.storage.checkpoints import read_checkpoint
 from fedagrac.storage.claims import claimed, is_leftover, make_unused_folder, remove_leftovers
-from processes import finish
 
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
@@ -222,7 +222,7 @@ def test_concurrent_commands_in_one_tree_do_not_touch_one_another(tmp_path):
         command = [sys.executable, "-m", "fedagrac", "run", str(file), "--json", *where]
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         running.append(subprocess.Popen(command, env=ENVIRONMENT, cwd=tmp_path, **output))
-    ends = [(finish(process), process.returncode) for process in running]
+    ends = [(processes.finish(process), process.returncode) for process in running]
     codes = [code for _, code in ends]
     assert sorted(codes[:2]) == [0, 2], ends
     assert codes[2:] == [0, 0], ends

@@ -6,11 +6,13 @@ compiles it. Compiled code stays on disk, so the next process needs a few second
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import shlex
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,9 +65,24 @@ def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]
             compiled = torch.compile(
                 make_fx(flat)(*tensors), dynamic=False, options={"guard_filter_fn": skip} if skip else None
             )
-            compiled(*tensors)
+            with _quoted_library_path():
+                compiled(*tensors)
     except Exception as error:
         lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
         raise CannotCompileError(lines[0][:200]) from error
     log.info("compiled a step in %.1f s", time.perf_counter() - begun)
     return lambda: compiled(*tensors)
+
+
+@contextlib.contextmanager
+def _quoted_library_path() -> Iterator[None]:
+    """Quote the folder of torch's libraries: inductor splits the linker's options at spaces (torch 2.13)."""
+    from torch.utils import cpp_extension
+
+    path = cpp_extension.TORCH_LIB_PATH
+    if os.name == "posix":
+        cpp_extension.TORCH_LIB_PATH = shlex.quote(path)
+    try:
+        yield
+    finally:
+        cpp_extension.TORCH_LIB_PATH = path
