@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 import torch
-from fedagrac.flower.rounds import Round
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from rich.console import Console
 from safetensors.torch import save
@@ -35,6 +34,7 @@ from fedagrac.errors import MOST_CLIENTS, FedagracError
 from fedagrac.experiments.overrides import apply_settings
 from fedagrac.experiments.run import prepare
 from fedagrac.experiments.schema import Experiment, default_table, read_toml
+from fedagrac.flower.fleet import FlowerFleet
 from fedagrac.flower.link import Link
 from fedagrac.flower.server import build_model
 from fedagrac.flower.settings import Settings
@@ -45,7 +45,9 @@ from fedagrac.report import read_run, summarise, summary_table
 from fedagrac.report.charts import charts_of, series_of
 from fedagrac.report.page import render_page
 from fedagrac.storage import checkpoints
-from fedagrac.storage.checkpoints import Checkpoint, read_checkpoint, read_history, write_checkpoint
+from fedagrac.storage.checkpoints import Checkpoint, Facts, read_checkpoint, write_checkpoint
+from fedagrac.storage.clients import ClientTable
+from fedagrac.storage.run_folder import read_history
 from run_folders import record, write_run
 
 EXPECTED = (FedagracError, OSError)
@@ -255,17 +257,18 @@ def flower_reply(data):
     except (ValueError, TypeError, AttributeError, RecursionError):
         told = ConfigRecord({"client": 0, "round": 0, "steps": 3, "loss": 1.0})
     model = Array("float32", (4,), "numpy.ndarray", vector)
-    round, cohort, plan = _round()
+    fleet, cohort, plan = live_fleet()
     with contextlib.suppress(EXPECTED):
         parcel = unpack(RecordDict({"facts": told, "vectors": ArrayRecord({"model": model})}))
-        good = round.checked({0: parcel}, cohort, plan, lambda row: (1, 100))
+        good = fleet.checked({0: parcel}, cohort, plan, lambda row: (1, 100))
         for reply in good.values():
             assert reply.vectors["model"].isfinite().all()
         fleet.link.meet(7, parcel)
 
 
 @functools.cache
-def _round():
+def live_fleet():
+    """Return a live fleet of one client, a cohort of it, and its plan."""
     checked = Settings.of({"clients": 1, "algorithm.name": "fedavg", "algorithm.lr": 0.1})
     model = build_model(checked, lambda _: _small()[0], None)
     link = Link(None, model, checked)
@@ -273,9 +276,8 @@ def _round():
     link.started = True
     one = np.ones(1, np.int64)
     cohort = Cohort(0, one - 1, 3 * one, [1], one / 1.0, one, True, lambda *_: torch.zeros(1, 4))
-    algorithm, state = checked.build_algorithm(), {"x": model.initial()}
-    round = Round(0, checked, algorithm, model, link, state, ClientTable(1), lambda *_: cohort)
-    return round, cohort, algorithm.plan(state, {}, cohort)
+    plan = checked.build_algorithm().plan({"x": model.initial()}, {}, cohort)
+    return FlowerFleet(checked, model, link), cohort, plan
 
 
 def flower_settings(data):
@@ -296,7 +298,7 @@ def _checkpoint():
     table.put(np.array([1, 0]), {"nu": torch.zeros(2, 4), "v": torch.zeros(2, 4)})
     state = {"x": x, "nu": x, "x1": x}
     with tempfile.TemporaryDirectory() as folder:
-        facts = {"sim_time": 1.0, "bytes_total": 64}
+        facts = Facts(sim_time=1.0, bytes_total=64)
         return write_checkpoint(Path(folder), Checkpoint(2, state, table, facts)).read_bytes()
 
 

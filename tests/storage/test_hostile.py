@@ -27,13 +27,14 @@ from fedagrac.errors import InputError
 from fedagrac.experiments.overrides import apply_settings
 from fedagrac.experiments.run import prepare, run_experiment
 from fedagrac.experiments.schema import Experiment, default_table
-from fedagrac.flower.server import FlowerRun
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import BadReplyError, unpack
 from fedagrac.models import Imports
 from fedagrac.paper.records import Records, Trial
-from fedagrac.storage.checkpoints import Checkpoint, CheckpointError, read_history
+from fedagrac.rounds.server import Server
+from fedagrac.storage.checkpoints import Checkpoint, CheckpointError, Facts
 from fedagrac.storage.clients import ClientTable
+from fedagrac.storage.run_folder import read_history
 
 SOURCE = Path(fg.__file__).parent
 FEW = settings(max_examples=40, suppress_health_check=list(HealthCheck))
@@ -258,7 +259,7 @@ def test_a_hostile_checkpoint_or_history_is_one_line_for_resume(capsys):
     for content, message in (
         (b"5\n" * 3, "does not hold"),
         (b"[" * 9999, "nested"),
-        (b'{"round": 1}\n', "how far"),
+        (b'{"round": 1}\n', "a round lacks test_accuracy"),
     ):
         history.write_bytes(content)
         code, err = command("run", "--resume", "--out", "out", capsys=capsys)
@@ -342,20 +343,28 @@ def test_flower_settings_that_broke(config, message):
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({}, "bytes = None"),
-        ({"bytes": 0, "seconds": float("nan"), "sizes": [5]}, "seconds = nan"),
-        ({"bytes": 0, "seconds": 1.0, "sizes": 5}, "not of 1 clients"),
-        ({"bytes": 0, "seconds": 1.0, "sizes": [5, 5]}, "not of 1 clients"),
-        ({"bytes": 0, "seconds": 1.0, "sizes": [0]}, "samples = 0"),
+        ([], "it has no facts"),
+        ({}, "sim_time is None"),
+        ({"bytes_total": 0, "sim_time": float("nan")}, "sim_time is nan"),
+        ({"bytes_total": True, "sim_time": 1.0}, "bytes_total is True"),
+        ({"bytes_total": 0, "sim_time": 1.0, "sizes": 5}, "sizes is 5"),
+        ({"bytes_total": 0, "sim_time": 1.0, "sizes": [0]}, "sizes is .0"),
+        ({"bytes_total": 0, "sim_time": 1.0, "identity": [1]}, "identity is .1"),
     ],
 )
-def test_a_checkpoint_of_flower_that_says_nonsense(facts, message):
-    round = hostile._round()[0]
-    run = FlowerRun.of(None, round.settings, round.model)
-    with pytest.raises(CheckpointError, match=message):
-        run.resume(Checkpoint(0, round.state, ClientTable(1), facts), {})
+def test_facts_of_a_checkpoint_that_say_nonsense(facts, message):
+    with pytest.raises(ValueError, match=message):
+        Facts.read(facts)
+
+
+def test_a_checkpoint_of_another_federation_is_refused():
+    fleet = hostile.live_fleet()[0]
+    server = Server(fleet.settings.build_algorithm(), {"x": fleet.model.initial()}, ClientTable(1))
+    facts = Facts(1.0, 0, sizes=(5, 5), identity=fleet.identity())
+    with pytest.raises(CheckpointError, match="not of 1 clients"):
+        fleet.restore(server, Checkpoint(0, server.state, ClientTable(1), facts))
     with pytest.raises(InputError, match="another folder"):
-        run.resume(Checkpoint(0, round.state, ClientTable(1), {"identity": [1]}), {"seed": 0})
+        fleet.restore(server, Checkpoint(0, server.state, ClientTable(1), Facts(1.0, 0, sizes=(5,))))
 
 
 @pytest.mark.parametrize(
