@@ -9,6 +9,8 @@ import torch
 import fedagrac as fg
 from constant_gradients import simulate as simulate_constant
 from fedagrac.algorithms import REGISTRY, options_of
+from fedagrac.core.cohort import Cohort, Population
+from fedagrac.core.local import Result
 from quadratics import K, Trace, half_square, quadratics
 
 ALL = sorted(REGISTRY)
@@ -289,3 +291,95 @@ def test_options_are_those_of_the_dataclass():
 def test_bad_settings_are_refused(name, options, message):
     with pytest.raises(fg.InputError, match=message):
         fg.algorithm(name, **options)
+
+
+# what an algorithm declares about itself
+
+FORMS = [
+    *[fg.algorithm(name, lr=0.1) for name in ALL],
+    fg.Scaffold(lr=0.1, init="full"),
+    fg.FedaGrac(lr=0.1, init="zeros"),
+    fg.FedaGrac(lr=0.1, first_steps=3),
+    fg.FedaGrac(lr=0.1, transmit="average", first_steps=3),
+    fg.FedLin(lr=0.1, gradient="first"),
+]
+
+
+class Tried:
+    """An algorithm in its first round with three clients, and the gradients that it asked for on the way."""
+
+    def __init__(self, algorithm, steps=(2, 5, 12)):
+        self.asked = []
+        n = len(steps)
+        weights, epochs = np.full(n, 1 / n), np.full(n, 4)
+        x = torch.zeros(2, dtype=torch.float64)
+
+        def service(x, clients, round, batch="full"):
+            self.asked.append(batch)
+            return torch.arange(1.0, 1 + 2 * len(clients), dtype=torch.float64).reshape(-1, 2)
+
+        self.state = algorithm.start(x, Population(weights, service))
+        cohort = Cohort(0, np.arange(n), np.array(steps), [1] * n, weights, epochs, True, service)
+        self.rows = algorithm.enter(self.state, cohort)
+        self.asked_at_the_start, self.asked = self.asked, []
+        self.plan = algorithm.plan(self.state, self.rows, cohort)
+        lr = torch.as_tensor(self.plan.lr * self.plan.steps)[:, None]
+        correction = 0 if self.plan.correction is None else self.plan.correction
+        gradient = torch.ones(n, 2, dtype=torch.float64)
+        first = gradient if self.plan.first_steps.any() else None
+        total = gradient * torch.tensor(steps)[:, None] if self.plan.accumulate else None
+        models = x - lr * (gradient + correction)
+        result = Result(models, torch.zeros(n, dtype=torch.float64), first, total)
+        self.after, self.rows_after = algorithm.aggregate(self.state, self.rows, cohort, self.plan, result)
+
+
+@pytest.mark.parametrize("algorithm", FORMS, ids=str)
+def test_what_is_kept_is_declared(algorithm):
+    tried, traits = Tried(algorithm), algorithm.traits
+    assert set(tried.state) == set(tried.after) == traits.state
+    assert set(traits.vectors) & set(traits.sums) == set()
+    assert "x" in traits.vectors
+    assert set(tried.rows) == set(tried.rows_after) == set(traits.rows)
+
+
+@pytest.mark.parametrize("algorithm", FORMS, ids=str)
+def test_what_is_needed_at_the_start_and_exchanged_in_a_round_is_declared(algorithm):
+    tried, traits = Tried(algorithm), algorithm.traits
+    assert bool(tried.asked_at_the_start) == (traits.start == "gradients")
+    assert 1 + len(tried.asked) == traits.exchanges
+
+
+@pytest.mark.parametrize("algorithm", FORMS, ids=str)
+def test_whether_k_must_be_known_before_is_declared(algorithm):
+    """Another K, and nothing else, changes the local rule: step sizes, corrections, proximal terms."""
+    one, other = Tried(algorithm, (2, 5, 12)).plan, Tried(algorithm, (7, 3, 4)).plan
+    same = np.array_equal(one.lr, other.lr) and np.array_equal(one.mu, other.mu)
+    if one.correction is not None:
+        same = same and torch.equal(one.correction, other.correction)
+    assert algorithm.traits.needs_steps == (not same)
+
+
+@pytest.mark.parametrize("algorithm", FORMS, ids=str)
+def test_whether_the_step_size_is_that_of_a_step_or_of_a_round_is_declared(algorithm):
+    """eta_i K_i is how far constant gradients carry a client: it grows with K_i, or is the same for all."""
+    plan = Tried(algorithm).plan
+    reach = {"step": algorithm.lr * plan.steps, "round": np.full(3, algorithm.lr)}
+    assert np.allclose(plan.lr * plan.steps, reach[algorithm.traits.lr], rtol=1e-15)
+
+
+@pytest.mark.parametrize("algorithm", FORMS, ids=str)
+def test_how_long_a_first_gradient_may_be_is_declared(algorithm):
+    """Everyone is fast once and slow once; an epoch is 4 steps here, and nobody is asked for more than K_i."""
+    asked = np.maximum(*[Tried(algorithm, steps).plan.first_steps for steps in ((9, 9, 90), (90, 90, 9))])
+    declared = {None: 0, "epoch": 4}.get(algorithm.traits.first_steps, algorithm.traits.first_steps)
+    assert asked.tolist() == [declared] * 3
+
+
+def test_an_algorithm_that_does_not_keep_what_it_declares_is_named():
+    class Forgetful(fg.FedAvg):
+        @property
+        def traits(self):
+            return fg.Traits(sums=("nu",))
+
+    with pytest.raises(fg.FedagracError, match=r"Forgetful\.start returned x, but its traits declare nu, x"):
+        quadratics().simulate(Forgetful(lr=0.1))
