@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedagrac.rounds.loop import Run
-    from fedagrac.rounds.record import Record
+    from fedagrac.rounds.record import RoundRecord
 
 __all__ = ["run"]
 
@@ -42,7 +42,7 @@ class _Once(fg.Callback):
     def __init__(self, folder: Path) -> None:
         self.folder, self.figures = folder, {}
 
-    def on_round(self, run: Run, record: Record) -> None:
+    def on_round(self, run: Run, record: RoundRecord) -> None:
         times = [time.perf_counter()]
         path = write_checkpoint(self.folder, run.checkpoint())
         times.append(time.perf_counter())
