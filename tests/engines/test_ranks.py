@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedagrac.engines.ranks import ALONE, LostRankError, Ranks, balanced_shares
-from fedagrac.storage.checkpoints import read_checkpoint
+from fedagrac.storage.run_folder import RunFolder
 from processes import finish, run, wait_while_running
 from sharded_guard import outcome
 from sharded_run import histories
@@ -136,7 +136,7 @@ def test_a_signal_to_one_process_ends_all_of_them_after_the_round(tmp_path):
     assert "interrupted by SIGTERM" in printed
     assert f"resume with: torchrun --nproc-per-node 2 -m fedagrac run --resume --out {out}" in printed
     done = history.read_text().count("\n")
-    stored = read_checkpoint(out / "scaffold" / "checkpoint", history=history)
+    stored = RunFolder(out / "scaffold").last_checkpoint()
     assert 3 <= stored.round == done < 5000
     assert stored.table.unseen(np.arange(5)).tolist() == []  # the rows of both processes
 

@@ -17,8 +17,8 @@ from fedagrac.errors import InputError
 from fedagrac.experiments.run import prepare, run_experiment
 from fedagrac.experiments.schema import Experiment
 from fedagrac.files import write_atomically
-from fedagrac.storage.checkpoints import read_checkpoint
 from fedagrac.storage.claims import claimed, is_leftover, make_unused_folder, remove_leftovers
+from fedagrac.storage.run_folder import RunFolder
 
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
@@ -94,7 +94,7 @@ def test_a_full_disk_is_said_and_leaves_a_checkpoint_to_go_on_from(free, tmp_pat
         assert "No space left on device" in said
         assert "Traceback" not in said
         assert f"resume with: fedagrac run --resume --out {out}" in said
-        stored = read_checkpoint(out / "fedagrac" / "checkpoint", history=out / "fedagrac" / "history.jsonl")
+        stored = RunFolder(out / "fedagrac").last_checkpoint()
         assert 0 < stored.round < 300
         (disk / "something else").unlink()
         run_experiment(prepare(Experiment.load(file)), out, resume=True)
@@ -121,9 +121,7 @@ def test_a_folder_that_cannot_be_written_is_said_and_can_still_be_read(tmp_path,
             said = capsys.readouterr().err
             assert "Read-only file system" in said
             assert "Traceback" not in said
-        assert (
-            read_checkpoint(out / "fedagrac" / "checkpoint", history=out / "fedagrac" / "history.jsonl").round == 4
-        )
+        assert RunFolder(out / "fedagrac").last_checkpoint().round == 4
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):

@@ -18,19 +18,8 @@ from fedagrac.core.schedule import Piecewise
 from fedagrac.core.streams import first_weights
 from fedagrac.data import DATASETS, IID, Dirichlet, Federation, Partition, Resample, Shards
 from fedagrac.errors import InputError, one_of, positive, unknown
-from fedagrac.heterogeneity import (
-    Clock,
-    Constant,
-    DeviceProfile,
-    Devices,
-    Explicit,
-    Extreme,
-    Gaussian,
-    Linear,
-    Participation,
-    StepSchedule,
-    Uniform,
-)
+from fedagrac.heterogeneity import STEP_SCHEDULES as STEPS
+from fedagrac.heterogeneity import Clock, DeviceProfile, Participation, StepSchedule
 from fedagrac.rounds.guard import Guard
 from fedagrac.rounds.stop import Stop
 
@@ -62,15 +51,6 @@ PARTITIONS: dict[str, type[Partition]] = {
     "shards": Shards,
     "iid": IID,
     "resample": Resample,
-}
-STEPS: dict[str, type[StepSchedule]] = {
-    "constant": Constant,
-    "gaussian": Gaussian,
-    "uniform": Uniform,
-    "linear": Linear,
-    "extreme": Extreme,
-    "explicit": Explicit,
-    "devices": Devices,
 }
 
 

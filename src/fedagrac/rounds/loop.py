@@ -17,7 +17,7 @@ from fedagrac.errors import InputError
 from fedagrac.rounds.callback import Callback
 from fedagrac.rounds.exchange import Replies, Spent, step_lengths
 from fedagrac.rounds.interrupts import INTERRUPTIONS, Held
-from fedagrac.rounds.record import History, RoundRecord, SimulationResult, Status
+from fedagrac.rounds.record import NO_METRICS, History, RoundRecord, SimulationResult, Status
 from fedagrac.rounds.stop import Stop
 from fedagrac.storage.checkpoints import Checkpoint
 
@@ -203,7 +203,7 @@ class Run:
             bytes_total=self.bytes_total,
             sim_time=self.sim_time,
             wall_time=time.perf_counter() - self.started,
-            metrics=dict.fromkeys(self.setup.metrics or {}),
+            metrics=dict.fromkeys(self.setup.metrics) if self.setup.metrics else NO_METRICS,
         )
         if self.setup.guard is not None or replies.asked is not None:
             record.dropped = sorted(kept.dropped)

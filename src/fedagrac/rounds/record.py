@@ -9,6 +9,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedagrac.citations import bibtex
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["History", "RoundRecord", "SimulationResult", "Status", "over_seeds"]
 
 Status = Literal["finished", "stopped", "diverged"]
+
+NO_METRICS: Mapping[str, float | None] = MappingProxyType({})
+"""Shared by all records without metrics: they are what grows in a long run."""
 
 
 @dataclass(slots=True)
@@ -75,7 +79,7 @@ class RoundRecord(Mapping[str, Any]):
     first_gradients: int | None = None
     steps: dict[str, int] | None = None
     events: list[str] | None = None
-    metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float | None] = NO_METRICS
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RoundRecord:
@@ -87,7 +91,8 @@ class RoundRecord(Mapping[str, Any]):
             if isinstance(values[name], bool) or not isinstance(values[name], int | float):
                 raise ValueError(f"a round has {name} = {values[name]!r}, which is no number")
         known = {name: values[name] for name in (*ALWAYS, *SOMETIMES) if name in values}
-        return cls(**known, metrics={name: value for name, value in values.items() if name not in known})
+        metrics = {name: value for name, value in values.items() if name not in known}
+        return cls(**known, metrics=metrics or NO_METRICS)
 
     def __getitem__(self, name: str) -> Any:
         if name in self.metrics:
@@ -113,7 +118,7 @@ class RoundRecord(Mapping[str, Any]):
     def measured(self, values: Mapping[str, float | None]) -> None:
         """Take in what an evaluation gave."""
         self.test_accuracy, self.test_loss = values["test_accuracy"], values["test_loss"]
-        self.metrics = {name: value for name, value in values.items() if name not in ALWAYS}
+        self.metrics = {name: value for name, value in values.items() if name not in ALWAYS} or NO_METRICS
 
 
 SOMETIMES = ("dropped", "asked", "first_gradients", "steps", "events")
