@@ -79,7 +79,7 @@ class RoundRecord(Mapping[str, Any]):
     first_gradients: int | None = None
     steps: dict[str, int] | None = None
     events: list[str] | None = None
-    metrics: Mapping[str, float | None] = NO_METRICS
+    metrics: Mapping[str, float | None] = dataclasses.field(default_factory=lambda: NO_METRICS)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RoundRecord:
