@@ -37,12 +37,13 @@ def test_every_program_of_the_page_is_tested_and_short():
 def test_an_own_algorithm_is_fedavg_where_everyone_takes_part_and_remembers_the_absent(program):
     names = program("An algorithm")
     assert names["result"].status == "finished"
-    options = {"rounds": 3, "steps": fg.Linear(2, 4)}
-    ours = fg.simulate(names["model"], names["fed"], names["Remembered"](lr=0.1), **options)
-    theirs = fg.simulate(names["model"], names["fed"], fg.FedAvg(lr=0.1), **options)
+    model, fed = names["model"], names["fed"]
+    options = {"rounds": 5, "steps": fg.Linear(2, 4)}
+    ours = fg.simulate(model, fed, names["Remembered"](lr=0.1), **options)
+    theirs = fg.simulate(model, fed, fg.FedAvg(lr=0.1), **options)
     torch.testing.assert_close(ours.vector, theirs.vector, rtol=1e-4, atol=1e-5)
-    part = fg.simulate(names["model"], names["fed"], fg.FedAvg(lr=0.1), rounds=5, steps=fg.Linear(2, 4), participation=5)
-    assert not torch.allclose(names["result"].vector, part.vector, rtol=1e-2)
+    without_memory = fg.simulate(model, fed, fg.FedAvg(lr=0.1), participation=5, **options)
+    assert not torch.allclose(names["result"].vector, without_memory.vector, rtol=1e-2)
 
 
 def test_an_own_schedule_decides_the_steps(program):
