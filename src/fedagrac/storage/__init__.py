@@ -1,1 +1,1 @@
-"""Storage: checkpoints, run folders, files of sweeps and claims on folders, which only this room reads and writes."""
+"""Storage: checkpoints, run folders, files of sweeps and claims on folders, all written and read here only."""
