@@ -73,11 +73,11 @@ ENTRIES = {
 }
 """BibTeX entries by the name of an algorithm or data set."""
 
-ENTRIES["synthetic"] = ENTRIES["fedprox"]  # the data set was introduced there
+ENTRIES["synthetic"] = ENTRIES["fedprox"]  # this paper introduced the data set
 
 
 def bibtex(keys: Iterable[str]) -> str:
-    """Return the entries of the keys in order, each once.
+    """Return the BibTeX entries of the keys in their order, each entry once.
 
     Examples:
         >>> print(bibtex(["fedlin"]).splitlines()[0])

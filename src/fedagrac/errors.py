@@ -1,7 +1,7 @@
-"""Errors that say what to do.
+"""Errors, and the checks of user input that raise them.
 
-Every check on user input ends here, so that every message names the field, the value and what would be
-accepted, and so that the command line can tell bad input (exit code 2) from a failure (exit code 1).
+Every message names the field, the value and what would be accepted. The command line tells bad input (exit code 2)
+from a failure (exit code 1) by the type of the error.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 __all__ = ["MOST_CLIENTS", "FedagracError", "InputError"]
 
 MOST_CLIENTS = 10_000_000
-"""More clients than fit: a number in a file decides how much memory is asked for, so it has a limit."""
+"""The largest number of clients. Memory is allocated for the number that a file states, so it has a limit."""
 
 
 class FedagracError(Exception):
-    """Any error this package raises on purpose."""
+    """The base class of the errors that this package raises."""
 
 
 class InputError(FedagracError, ValueError):
-    """A value that cannot be used: which field, what it was, what would be accepted.
+    """A value that cannot be used.
+
+    Attributes:
+        field: the name of the field.
+        value: its value.
+        accepted: what would be accepted.
 
     Examples:
         >>> raise InputError("lr", -1.0, "a number above 0")
@@ -40,7 +45,7 @@ class InputError(FedagracError, ValueError):
 
 
 def shown(value: Any) -> str:
-    """Return a value as it stands in messages: in a few words, whatever it is.
+    """Return a value as messages show it, cut to 120 characters.
 
     Examples:
         >>> shown("a"), shown(16**9999)
@@ -68,7 +73,7 @@ def unknown(field: str, value: Any, known: Iterable[str]) -> InputError:
 
 
 def one_of(field: str, value: Any, known: Iterable[str]) -> str:
-    """Check that `value` is one of the `known` names."""
+    """Check that a value is one of the known names. Return it."""
     names = list(known)
     if not isinstance(value, str) or value not in names:
         raise InputError(field, value, f"one of {', '.join(names)}{nearest(value, names)}")
@@ -76,9 +81,10 @@ def one_of(field: str, value: Any, known: Iterable[str]) -> str:
 
 
 def _number(field: str, value: Any, accepted: str) -> float:
+    """Check for a finite number. Return it."""
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # the integer is too large for a float
         number = math.inf
     if not math.isfinite(number):
         raise InputError(field, value, accepted)
@@ -86,7 +92,7 @@ def _number(field: str, value: Any, accepted: str) -> float:
 
 
 def positive(field: str, value: Any, above: float = 0) -> float:
-    """Check for a finite number above 0, or above another bound."""
+    """Check for a finite number above a bound. Return it."""
     accepted = f"a number above {above:g}"
     number = _number(field, value, accepted)
     if number <= above:
@@ -95,7 +101,7 @@ def positive(field: str, value: Any, above: float = 0) -> float:
 
 
 def non_negative(field: str, value: Any) -> float:
-    """Check for a finite number of at least 0."""
+    """Check for a finite number of at least 0. Return it."""
     accepted = "a number of at least 0"
     number = _number(field, value, accepted)
     if number < 0:
@@ -104,7 +110,7 @@ def non_negative(field: str, value: Any) -> float:
 
 
 def fraction(field: str, value: Any) -> float:
-    """Check for a number in (0, 1]."""
+    """Check for a number in (0, 1]. Return it."""
     accepted = "a fraction in (0, 1]: 0.68, not 68"
     number = _number(field, value, accepted)
     if not 0 < number <= 1:
@@ -113,7 +119,7 @@ def fraction(field: str, value: Any) -> float:
 
 
 def count(field: str, value: Any, least: int = 1, most: int = 2**63 - 1) -> int:
-    """Check for an integer of at least `least` and, where a limit matters, at most `most`."""
+    """Check for an integer from `least` to `most`. Return it."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise InputError(field, value, f"an integer of at least {least}")
     number = int(value)
@@ -123,7 +129,7 @@ def count(field: str, value: Any, least: int = 1, most: int = 2**63 - 1) -> int:
 
 
 def flag(field: str, value: Any) -> bool:
-    """Check for a real boolean: the string "false" is an error, not true."""
+    """Check for a boolean; the string "false" is an error. Return it."""
     if not isinstance(value, bool):
         raise InputError(field, value, "true or false (a boolean, not a string or a number)")
     return value

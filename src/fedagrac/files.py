@@ -1,4 +1,4 @@
-"""Where things are kept on disk, and how files are written there: never so that everybody may write to them."""
+"""The cache folder, and writing files and folders. Nothing written here is writable for every user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 def cache_folder(platform: str = sys.platform) -> Path | None:
-    """Return the user's cache folder for this package, by the platform's conventions; None without a home."""
+    """Return the user's cache folder for this package by the platform's conventions; None if there is no home."""
     try:
         if platform == "win32":
             base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
@@ -28,7 +28,7 @@ def cache_folder(platform: str = sys.platform) -> Path | None:
             base = Path.home() / "Library" / "Caches"
         else:
             base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-            if not base.is_absolute():  # the XDG rules: unset, empty and relative values do not count
+            if not base.is_absolute():  # the XDG rules ignore unset, empty and relative values
                 base = Path.home() / ".cache"
     except RuntimeError:
         return None
@@ -36,14 +36,14 @@ def cache_folder(platform: str = sys.platform) -> Path | None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it that are missing; whatever the umask, not everybody may write to them."""
+    """Make a folder and its missing parents, not writable for every user whatever the umask."""
     if not path.is_dir():
         make_folder(path.parent)
-        path.mkdir(0o775, exist_ok=True)  # its option `parents` would make those with the umask's rights
+        path.mkdir(0o775, exist_ok=True)  # `parents=True` would make the parents with the umask's permissions
 
 
 def opener(path: str, flags: int) -> int:
-    """Open a file for `open(..., opener=opener)`; whatever the umask, not everybody may write to it.
+    """Open a file for `open(..., opener=opener)`, not writable for every user whatever the umask.
 
     Examples:
         >>> import tempfile
@@ -58,7 +58,7 @@ def opener(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Say which file it was: a full disk is reported without a name."""
+    """Add the file's path to an OSError raised inside the block. A full disk is reported without a path."""
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole_or_not_at_all(path: Path) -> Iterator[Path]:
-    """Give a temporary file to write, which takes the place of `path` once it is safely on the disk."""
+    """Yield a temporary file to write to. It replaces `path` at the end of the block, once it is on the disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with naming(path):
@@ -75,23 +75,23 @@ def whole_or_not_at_all(path: Path) -> Iterator[Path]:
             yield temporary
             sync(temporary)
             temporary.replace(path)
-            sync(path.parent)  # the new name is on the disk, too
+            sync(path.parent)  # the new name must be on the disk, too
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is either whole or not there."""
+    """Write a file so that after a crash it is either complete or as it was before."""
     with whole_or_not_at_all(path) as temporary:
         temporary.write_bytes(content)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    except PermissionError:  # a folder, on Windows
+    except PermissionError:  # Windows does not open folders
         return
     try:
         os.fsync(descriptor)

@@ -1,7 +1,8 @@
-"""TOML and JSON from anywhere: what comes out is shallow enough to walk and holds no number that does not fit.
+"""Parsing of TOML and JSON from untrusted sources.
 
-Experiment files, run folders, histories and checkpoints are read through here, so that a hostile one ends in one
-error and not in a RecursionError or OverflowError wherever its content is first used.
+Experiment files, run folders, histories and checkpoints are parsed here. A text that is nested too deeply or holds
+an integer of more than 64 bits raises a ParseError. Otherwise it would raise a RecursionError or an OverflowError
+where its content is used.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from fedagrac.errors import FedagracError
 __all__ = ["ParseError", "parse_json", "parse_toml"]
 
 DEEPEST = 32
-"""Tables and lists inside each other; real files have four levels."""
+"""How many levels deep tables and lists may be nested; real files have four levels."""
 
 _LONG_KEY = re.compile(
     rf"""(?<![\w-]) (?: (?> "(?:[^"\\\n]|\\.)*+" | '[^'\n]*+' | [\w-]++ ) [ \t]*+ \. [ \t]*+ ){{{DEEPEST}}}""",
     re.VERBOSE,
 )
-"""A dotted key of too many parts, for which the standard library takes quadratic time and memory."""
+"""Matches a dotted key of too many parts, for which the standard library needs quadratic time and memory."""
 
 
 class ParseError(FedagracError, ValueError):
-    """A text that is not what it should be, and why."""
+    """A text that cannot be parsed, or whose values are not accepted."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         return dict(_checked(tomllib.loads(text)))
     except RecursionError:
         raise ParseError("it is nested too deeply") from None
-    except ValueError as error:  # also for a number of thousands of digits
+    except ValueError as error:  # also raised for a number of thousands of digits
         raise ParseError(str(error)) from None
 
 
@@ -67,18 +68,21 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _checked(whole: Any) -> Any:
-    """Return the value as it is, if it is shallow and its numbers fit; without recursion of its own."""
-    left = [(whole, 0)]
-    while left:
-        value, depth = left.pop()
+    """Check the depth of a value and the integers in it. Return the value.
+
+    The walk uses a list rather than recursion, so depth cannot exhaust the stack.
+    """
+    pending = [(whole, 0)]
+    while pending:
+        value, depth = pending.pop()
         if depth > DEEPEST:
             raise ParseError(f"it is nested more than {DEEPEST} levels deep")
         if isinstance(value, dict):
-            left += [(inner, depth + 1) for inner in value.values()]
+            pending += [(inner, depth + 1) for inner in value.values()]
         elif isinstance(value, list):
-            left += [(inner, depth + 1) for inner in value]
+            pending += [(inner, depth + 1) for inner in value]
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ParseError("it holds an integer of more than 64 bits")
         elif isinstance(value, datetime.date | datetime.time):
-            raise ParseError(f"it holds the date or time {value}, which no setting is: write it in quotes")
+            raise ParseError(f"it holds the date or time {value}, but no setting is one: write it in quotes")
     return whole

@@ -51,7 +51,7 @@ def test_a_sweep_is_a_wider_experiment():
     ]
     assert [e.seed for e in sweep.experiments] == [5, 6]
     entry = sweep.experiments[1].algorithm[5]
-    assert (entry.name, entry.lr, entry.options) == ("fedprox", 0.5, {"mu": 0.1})
+    assert (entry.name, entry.lr, entry.model_extra) == ("fedprox", 0.5, {"mu": 0.1})
 
 
 def test_values_may_be_words_numbers_or_tables():

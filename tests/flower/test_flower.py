@@ -523,7 +523,7 @@ def test_a_node_that_leaves_and_returns_takes_part_again(tmp_path):
     assert [record["clients"] for record in run.history][:3] == [3, 2, 2]
     assert run.history[3]["clients"] == 3
     assert any("its node left" in event for record in run.history for event in record["events"])
-    assert any("client 1: here again" in event for record in run.history for event in record["events"])
+    assert any("client 1: connected again" in event for record in run.history for event in record["events"])
 
 
 def test_fedlin_goes_on_without_a_client_whose_gradient_does_not_come(tmp_path):
@@ -741,7 +741,7 @@ def test_processes_that_send_nonsense_are_dropped(loopback_folder):
 def test_a_process_that_is_killed_in_a_round_and_returns_takes_part_again(loopback_folder):
     _, second, third = rounds_of(loopback_folder, "troubled")
     assert set(second["steps"]) == {"0"}
-    assert any("client 1: carried by another node now" in event for event in second["events"])
+    assert any("client 1: moved to another node" in event for event in second["events"])
     assert set(third["steps"]) == {"0", "1", "2"}
     assert third["events"] == []
 

@@ -140,10 +140,10 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, caplog):
 def test_another_format_is_refused(tmp_path):
     path = write_checkpoint(tmp_path, checkpoint())
     save_file(load_file(path), path, metadata={"fedagrac": json.dumps({"format": 99})})
-    with pytest.raises(CheckpointError, match="format 3 but of 99"):
+    with pytest.raises(CheckpointError, match="format 99, expected 3"):
         read_checkpoint(tmp_path)
     save_file(load_file(path), path)
-    with pytest.raises(CheckpointError, match="of None"):
+    with pytest.raises(CheckpointError, match="format None, expected 3"):
         read_checkpoint(tmp_path)
 
 

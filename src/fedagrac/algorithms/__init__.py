@@ -1,6 +1,6 @@
-"""The algorithms, one file each, and the registry that finds them by name.
+"""The algorithms, one file each, and the registry of their names.
 
-Pure maths on vectors: an algorithm never sees batches, devices, processes or files.
+An algorithm is mathematics on vectors. Batches, devices, processes and files do not belong here.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ REGISTRY: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
         for transmit, name in NAMES.items()
     },
 }
-"""Every algorithm by name: its class and the settings that the name fixes."""
+"""Every algorithm by name: its class, and the settings that the name fixes."""
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Return the settings an algorithm takes besides lr, with their defaults.
+    """Return the settings of an algorithm besides lr, with their defaults.
 
     Examples:
         >>> options_of("fedprox")

@@ -1,8 +1,8 @@
 """The contract of an algorithm: a plan for the local rule, and one server rule.
 
 An algorithm is a frozen dataclass of numbers. It sees vectors and a `Cohort`; batches, devices, processes and
-files may not enter. All state is explicit: the server's vectors (`State`, with the model under "x") and the
-cohort's rows of client state (`Rows`). Both go in and come out as values.
+files do not belong here. All state is passed in and returned as values: the server's vectors (`State`, with the
+model under "x") and the rows that it keeps for the clients of a cohort (`Rows`).
 """
 
 from __future__ import annotations
@@ -47,18 +47,17 @@ Rows = Mapping[str, "Tensor"]
 
 @dataclass(frozen=True)
 class Traits:
-    """What an algorithm declares about itself. Nobody tries an algorithm out on made-up data to learn these.
+    """What an algorithm declares about itself.
 
     Attributes:
-        vectors: the server's vectors in the model's own precision; "x" is the model.
+        vectors: the server's vectors in the model's precision; "x" is the model.
         sums: the server's vectors that are updated by adding to them; they may be kept in float64.
         rows: the vectors that the server keeps for each client.
-        start: what every client sends before the first round: nothing, or its full local "gradients" at x_1.
-        exchanges: how often server and client talk in one round. With 2, clients first send a gradient at x~.
+        start: what every client sends before round 1: "nothing", or its full local "gradients" at x_1.
+        exchanges: the number of exchanges in one round. With 2, clients first send a gradient at x~.
         needs_steps: whether the local rule depends on K_i, so that K_i must be known before clients begin.
-        lr: whether the step size is that of one local "step" or is shared out over a client's "round".
-        first_steps: over how many steps a client averages the first gradient that it may be asked for; None
-            where nobody is asked.
+        lr: whether eta is the size of one local "step" or is divided among the steps of a client's "round".
+        first_steps: how many steps a first gradient averages; None if clients are never asked for one.
     """
 
     vectors: tuple[str, ...] = ("x",)
@@ -78,12 +77,12 @@ class Traits:
 
 @dataclass(frozen=True, eq=False)
 class Cost:
-    """What one round costs each member of a cohort, beyond its K_i steps: declared, so that it is accounted.
+    """What one round costs each member of a cohort besides its K_i steps.
 
     Attributes:
-        down: how many d-vectors the member receives, [m].
-        up: how many d-vectors it sends, [m].
-        extra_steps: other gradient work, counted in steps, for the clock, [m].
+        down: the number of d-vectors that the member receives, [m].
+        up: the number of d-vectors that it sends, [m].
+        extra_steps: other gradient computations, counted in steps, [m].
     """
 
     down: npt.NDArray[np.int64]
@@ -98,14 +97,14 @@ class Cost:
         up: int | npt.NDArray[np.int64],
         extra_steps: int | npt.NDArray[np.int64] = 0,
     ) -> Cost:
-        """Make a cost, giving every member the numbers that are not given per member."""
+        """Make a cost. A single number holds for every member."""
         down, up, extra = (np.broadcast_to(np.asarray(v), (len(cohort),)) for v in (down, up, extra_steps))
         return cls(down, up, extra)
 
 
 @dataclass(frozen=True)
 class Algorithm(ABC):
-    """What every algorithm is: coefficients of the local rule and one server rule.
+    """The base class of algorithms: coefficients of the local rule, and one server rule.
 
     Attributes:
         lr: eta, the local step size.
@@ -114,24 +113,24 @@ class Algorithm(ABC):
     lr: float
 
     cites: ClassVar[tuple[str, ...]] = ()
-    """Keys into `fedagrac.citations` of the papers this algorithm comes from."""
+    """The keys in `fedagrac.citations` of the papers that introduced the algorithm."""
 
     def __post_init__(self) -> None:
         positive("lr", self.lr)
         self.check()
 
-    def check(self) -> None:  # noqa: B027  # nothing to check is a fine answer
-        """Check the algorithm's own settings."""
+    def check(self) -> None:  # noqa: B027  # an algorithm may have no settings to check
+        """Check the settings of the algorithm."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name it is registered under."""
+        """The registered name."""
 
     @property
     @abstractmethod
     def traits(self) -> Traits:
-        """What the algorithm keeps, exchanges and needs."""
+        """What the algorithm declares about itself."""
 
     @abstractmethod
     def start(self, x: Tensor, population: Population) -> State:
@@ -143,7 +142,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
-        """Say what every member of the cohort does this round."""
+        """Return what every member of the cohort does in this round."""
 
     @abstractmethod
     def aggregate(
@@ -153,7 +152,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def cost(self, cohort: Cohort) -> Cost:
-        """Declare what each member receives, sends and computes beyond its steps."""
+        """Return what each member receives, sends and computes besides its steps."""
 
 
 class Stateless(Algorithm):
@@ -161,7 +160,7 @@ class Stateless(Algorithm):
 
     @property
     def traits(self) -> Traits:
-        """Nothing is kept but x, and the first round needs nothing else."""
+        """The defaults: the server keeps x alone, and clients send nothing before round 1."""
         return Traits()
 
     def start(self, x: Tensor, population: Population) -> State:
@@ -169,7 +168,7 @@ class Stateless(Algorithm):
         return {"x": x}
 
     def enter(self, state: State, cohort: Cohort) -> Rows:
-        """Return no rows: clients keep nothing."""
+        """Return no rows, because the server keeps nothing for clients."""
         return {}
 
 
@@ -179,14 +178,17 @@ def average(cohort: Cohort, result: Result) -> Tensor:
 
 
 def orientation_traits(init: str, rows: tuple[str, ...]) -> Traits:
-    """Return the traits of an algorithm that keeps nu; with init="full" it also keeps x_1."""
+    """Return the traits of an algorithm that keeps nu and, with init="full", x_1."""
     if init == "full":
         return Traits(vectors=("x", "x1"), sums=("nu",), rows=rows, start="gradients")
     return Traits(sums=("nu",), rows=rows)
 
 
 def start_orientation(x: Tensor, population: Population, init: str) -> State:
-    """Return x and nu before round 1: the global gradient at x_1, which is kept, or zeros."""
+    """Return the state before round 1: x, nu and, with init="full", x_1.
+
+    nu is the global gradient at x_1 with init="full", otherwise zero.
+    """
     if init == "full":
         return {"x": x, "nu": population.gradient(x), "x1": x}
     return {"x": x, "nu": torch.zeros_like(x)}
@@ -200,10 +202,10 @@ def starting_rows(state: State, cohort: Cohort) -> Tensor:
 
 
 def reference_orientation(nu: Tensor, sent_before: Tensor, sent: Tensor, cohort: Cohort) -> Tensor:
-    """Return nu = sum over all M clients of omega_i v_i, where the absent keep the v_i they sent last.
+    """Return nu = sum over all M clients of omega_i v_i; absent clients count with the v_i they sent last.
 
-    With everyone present this is the plain sum. Otherwise nu is updated by what changed, in float64: a float32
-    running sum would keep the rounding of every large v_i that ever passed through it.
+    If all clients take part, this is the plain sum. Otherwise nu is updated by the change of the cohort's v_i. The
+    update is in float64, because a running sum in float32 would keep the rounding error of every large v_i.
     """
     omega = cohort.population_weights
     if cohort.everyone:

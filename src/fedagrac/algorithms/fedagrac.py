@@ -43,7 +43,7 @@ NAMES = {
     "first": "fedagrac-first",
     "reverse": "fedagrac-reverse",
 }
-"""The registered name of each form of `transmit`; the paper's FedaGrac, _avg, _first and _reverse."""
+"""The registered name for each value of `transmit`; in the paper FedaGrac, _avg, _first and _reverse."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ class FedaGrac(Algorithm):
 
     Attributes:
         calibration: lambda, a number or a schedule over rounds such as `fedagrac.core.schedule.Piecewise`.
-        transmit: who transmits the first gradient: "hybrid" the fast, "average" nobody (SCAFFOLD's estimate),
-            "first" everyone, "reverse" the slow.
-        first_steps: over how many of the first steps the "first gradient" is averaged: "epoch" (one local
-            epoch, the authors' code) or a number; 1 is the paper's text.
-        local_reference: nu_i is the round's "mean" gradient (Algorithm 1, the proofs, the authors' code) or
-            what was "transmitted" (Section V.A).
+        transmit: which clients transmit their first gradient: "hybrid" the fast ones, "average" none, "first" all,
+            "reverse" the slow ones.
+        first_steps: how many of the first steps the "first gradient" averages: "epoch" for one local epoch (the
+            authors' code), or a number; the paper's text has 1.
+        local_reference: nu_i is the "mean" gradient of the round (Algorithm 1, the proofs, the authors' code) or
+            what the client "transmitted" (Section V.A).
         init: nu_i starts from the "full" local gradient at x_1 (the paper) or from "zeros".
-        orientation: under partial participation nu sums what every client sent last ("cached"), or only this
-            round's cohort ("cohort", the authors' code).
-        economical: only clients that transmit a first gradient upload a second vector; the server
-            reconstructs every mean gradient from the model (Section IV.B). Otherwise all upload two.
+        orientation: under partial participation, nu sums what every client sent last ("cached") or only what this
+            round's cohort sent ("cohort", the authors' code).
+        economical: only clients that transmit a first gradient upload a second vector, and the server reconstructs
+            every mean gradient from the model (Section IV.B). Otherwise all clients upload two vectors.
 
     Examples:
         >>> FedaGrac(lr=0.01, transmit="reverse").name
@@ -83,17 +83,17 @@ class FedaGrac(Algorithm):
 
     @property
     def name(self) -> str:
-        """The name of this form of `transmit`."""
+        """The registered name for this value of `transmit`."""
         return NAMES[self.transmit]
 
     @property
     def traits(self) -> Traits:
-        """The server keeps nu, and of every client nu_i and the v_i that it sent last."""
+        """The server keeps nu and, for every client, nu_i and the v_i that it sent last."""
         first_steps = None if self.transmit == "average" else self.first_steps
         return replace(orientation_traits(self.init, rows=("nu", "v")), first_steps=first_steps)
 
     def check(self) -> None:
-        """Every setting must be one of its kinds."""
+        """Check every setting."""
         if not callable(self.calibration):
             if isinstance(self.calibration, str):
                 raise InputError("calibration", self.calibration, "a number of at least 0, or a schedule")
@@ -109,23 +109,23 @@ class FedaGrac(Algorithm):
         flag("economical", self.economical)
 
     def transmits_first(self, cohort: Cohort) -> npt.NDArray[np.bool_]:
-        """Say who transmits its first gradient instead of its mean (line 14), [m]."""
+        """Return which members transmit their first gradient instead of their mean gradient (line 14), [m]."""
         everyone = np.ones(len(cohort), np.bool_)
         return {"hybrid": cohort.fast, "average": ~everyone, "first": everyone, "reverse": ~cohort.fast}[
             self.transmit
         ]
 
     def start(self, x: Tensor, population: Population) -> State:
-        """nu = sum_i omega_i nu_i at x_1."""
+        """Return x and nu = sum_i omega_i nu_i at x_1."""
         return start_orientation(x, population, self.init)
 
     def enter(self, state: State, cohort: Cohort) -> Rows:
-        """nu_i = v_i = the local gradient at x_1, or zeros."""
+        """Return nu_i = v_i = the local gradient at x_1, or zeros."""
         nu_i = starting_rows(state, cohort)
         return {"nu": nu_i, "v": nu_i}
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
-        """c_i = lambda (nu - nu_i) (lines 5 and 9), mu = 0, eta_i = eta."""
+        """Return a plan with c_i = lambda (nu - nu_i) (lines 5 and 9), mu = 0, eta_i = eta."""
         lam = self.calibration(cohort.round) if callable(self.calibration) else self.calibration
         c = lam * (state["nu"].to(rows["nu"].dtype) - rows["nu"])
         averaged = cohort.epoch_steps if self.first_steps == "epoch" else self.first_steps
@@ -135,7 +135,7 @@ class FedaGrac(Algorithm):
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
-        """x = sum_i omega_i x_i, nu_i = mean gradient (line 11), nu = sum_i omega_i v_i (line 14)."""
+        """Return x = sum_i omega_i x_i, nu = sum_i omega_i v_i (line 14), and nu_i = mean gradient (line 11)."""
         mean = mean_gradient(plan, state["x"], result)
         v = mean
         if result.first is not None:
@@ -149,6 +149,6 @@ class FedaGrac(Algorithm):
         return {**state, "x": average(cohort, result), "nu": nu}, {"nu": nu_i, "v": v}
 
     def cost(self, cohort: Cohort) -> Cost:
-        """Model and nu down; the model up and, where needed, a second vector."""
+        """Return the cost: the model and nu down; the model and, where needed, a second vector up."""
         second = self.transmits_first(cohort).astype(np.int64) if self.economical else 1
         return Cost.of(cohort, down=2, up=1 + second)

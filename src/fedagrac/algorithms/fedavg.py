@@ -1,8 +1,8 @@
 """FedAvg: average the clients' models.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
-Decentralized Data", AISTATS 2017. With unequal K_i it is the "FedAvg with step asynchronism" of the FedaGrac
-paper (Section III), whose limit is not the minimiser of F (Theorem 1).
+Decentralized Data", AISTATS 2017. With unequal K_i it is the "FedAvg with step asynchronism" of Wu et al. (Section
+III), whose limit is not the minimiser of F (Theorem 1).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class FedAvg(Stateless):
         return "fedavg"
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
-        """c_i = 0, mu = 0, eta_i = eta."""
+        """Return a plan with c_i = 0, mu = 0, eta_i = eta."""
         return Plan.of(cohort.steps, self.lr)
 
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
-        """x = sum_i omega_i x_i."""
+        """Return x = sum_i omega_i x_i."""
         return {"x": average(cohort, result)}, {}
 
     def cost(self, cohort: Cohort) -> Cost:
-        """The model down, the model up."""
+        """Return the cost: the model down, the model up."""
         return Cost.of(cohort, down=1, up=1)

@@ -1,4 +1,4 @@
-"""FedNova: average the clients' updates per step, then go Kbar steps along the mean.
+"""FedNova: average the clients' updates per step, then move Kbar steps along the mean.
 
 Wang, Liu, Liang, Joshi, Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
 Optimization", NeurIPS 2020, with plain local SGD (their a_i = (1, ..., 1), tau_eff = Kbar).
@@ -38,16 +38,16 @@ class FedNova(Stateless):
         return "fednova"
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
-        """c_i = 0, mu = 0, eta_i = eta."""
+        """Return a plan with c_i = 0, mu = 0, eta_i = eta."""
         return Plan.of(cohort.steps, self.lr)
 
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
-        """x = x~ - Kbar sum_i omega_i D_i / K_i."""
+        """Return x = x~ - Kbar sum_i omega_i D_i / K_i."""
         D = state["x"] - result.models
         return {"x": state["x"] - cohort.mean_steps * cohort.sum(cohort.weights / plan.steps, D)}, {}
 
     def cost(self, cohort: Cohort) -> Cost:
-        """The model down, the model up (K_i is one number)."""
+        """Return the cost: the model down, the model up. K_i is a single number and does not count."""
         return Cost.of(cohort, down=1, up=1)

@@ -1,4 +1,4 @@
-"""FedProx: a proximal term holds every local model near the server's.
+"""FedProx: add a proximal term that keeps every local model near the server's.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 The client's objective is F_i(x) + mu/2 |x - x~|^2 (the norm is squared), so its step gains mu (x - x~).
@@ -41,19 +41,19 @@ class FedProx(Stateless):
         return "fedprox"
 
     def check(self) -> None:
-        """Mu must not be negative."""
+        """Check that mu is not negative."""
         non_negative("mu", self.mu)
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
-        """c_i = 0, mu = mu, eta_i = eta."""
+        """Return a plan with c_i = 0, the given mu, eta_i = eta."""
         return Plan.of(cohort.steps, self.lr, mu=self.mu)
 
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
-        """x = sum_i omega_i x_i."""
+        """Return x = sum_i omega_i x_i."""
         return {"x": average(cohort, result)}, {}
 
     def cost(self, cohort: Cohort) -> Cost:
-        """The model down, the model up."""
+        """Return the cost: the model down, the model up."""
         return Cost.of(cohort, down=1, up=1)

@@ -1,4 +1,4 @@
-"""Callbacks: where all side effects of a run live."""
+"""Callbacks: all side effects of a run."""
 
 from fedagrac.callbacks.checkpoints import Checkpoints
 from fedagrac.callbacks.early_stop import EarlyStop

@@ -20,19 +20,20 @@ __all__ = ["Checkpoints"]
 log = logging.getLogger("fedagrac")
 
 LARGE = 10**7
-"""Bytes from which on the size of checkpoints is logged once."""
+"""Checkpoints of at least this many bytes log their size once."""
 
 
 class Checkpoints(Callback):
-    """Writes a checkpoint every so many rounds, and when the run is cut off by Ctrl-C or SIGTERM.
+    """Write a checkpoint every few rounds, and when the run is interrupted by Ctrl-C or SIGTERM.
 
-    Of several processes each writes its part.
+    If several processes share the run, each one writes its part.
 
     Attributes:
-        folder: where checkpoints go, the last two are kept; or a `RunFolder`, whose history is then synced first.
-        every: rounds between them.
-        always: write one at the start and after the last round, too. A live fleet's start is dear, and such a run
-            may be extended.
+        folder: the folder of checkpoints, of which the last two are kept; or a `RunFolder`, whose history is
+            synced before each checkpoint.
+        every: the number of rounds between checkpoints.
+        always: whether to write one at the start and after the last round, too. The start of a live fleet is
+            expensive, and such a run may be extended.
 
     Examples:
         >>> Checkpoints("runs/mine/fedavg/checkpoint", every=10).every
@@ -45,24 +46,25 @@ class Checkpoints(Callback):
         self._written: int | None = None
 
     def on_start(self, run: Run) -> None:
-        """Note that a run that goes on has a checkpoint."""
+        """Note that a resumed run has a checkpoint; write the first one if `always` is set."""
         self._written = len(run.history) or None
         if self.always and self._written is None:
             self._write(run)
 
     def on_round(self, run: Run, record: RoundRecord) -> None:
-        """Write, if it is time; after the last round there is usually nothing to go on with."""
+        """Write a checkpoint if one is due; after the last round only if `always` is set."""
         if record.round % self.every == 0 and (record.round < run.rounds or self.always):
             self._write(run)
 
     def on_interrupt(self, run: Run) -> None:
-        """Write, unless this round is written already."""
+        """Write a checkpoint, unless there is one of this round."""
         if self._written != len(run.history):
             self._write(run)
         if run.ranks.rank == 0:
             log.info("saved after round %d of %d", len(run.history), run.rounds)
 
     def _write(self, run: Run) -> None:
+        """Write a checkpoint, and log its size if it is the first one and large."""
         checkpoint = run.checkpoint()
         if isinstance(self.folder, RunFolder):
             path = self.folder.write_checkpoint(checkpoint, run.ranks)

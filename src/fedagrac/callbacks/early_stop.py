@@ -1,4 +1,4 @@
-"""Stop a run that no longer improves."""
+"""The callback that stops a run which no longer improves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["EarlyStop"]
 
 
 class EarlyStop(Callback):
-    """Stop when the test loss has not improved for `patience` evaluations.
+    """Stop a run when its test loss has not improved for `patience` evaluations.
 
     Examples:
         >>> EarlyStop(patience=10).patience
@@ -27,11 +27,11 @@ class EarlyStop(Callback):
         self._best, self._waited = float("inf"), 0
 
     def on_start(self, run: Run) -> None:
-        """Forget earlier runs."""
+        """Reset the best test loss."""
         self._best, self._waited = float("inf"), 0
 
     def on_round(self, run: Run, record: RoundRecord) -> None:
-        """Compare with the best test loss so far."""
+        """Compare the test loss with the best so far, and stop the run if it is time."""
         loss = record["test_loss"]
         if loss is None:
             return

@@ -1,4 +1,4 @@
-"""A progress bar with an estimate, over all runs of an experiment."""
+"""The callback that shows a progress bar over all runs of an experiment, with the time left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Progress"]
 
 
 class Progress(Callback):
-    """One bar over `runs` runs of `rounds` rounds each; use it as a context manager.
+    """Show one bar over `runs` runs of `rounds` rounds each. Use it as a context manager.
 
     Examples:
         >>> with Progress(runs=2, rounds=10, console=None) as bar:
@@ -53,25 +53,25 @@ class Progress(Callback):
         self._bar.stop()
 
     def stage(self, name: str) -> None:
-        """Show what is being done now."""
+        """Show the name of the current stage."""
         self.name = name
         self._bar.update(self._task, description=name, accuracy="")
 
     def skip(self) -> None:
-        """Count a run as done that is not run."""
+        """Count a run as done without running it."""
         self._bar.advance(self._task, self.rounds)
 
     def on_start(self, run: Run) -> None:
-        """Show which algorithm runs."""
+        """Show the name of the run, and count the rounds that a resumed run has done."""
         self._bar.update(self._task, description=self.name or run.algorithm.name, accuracy="")
-        self._bar.advance(self._task, len(run.history))  # of a run that goes on
+        self._bar.advance(self._task, len(run.history))
 
     def on_round(self, run: Run, record: RoundRecord) -> None:
-        """Move the bar."""
+        """Advance the bar by one round, and show the accuracy."""
         if record["test_accuracy"] is not None:
             self._bar.update(self._task, accuracy=f"accuracy {record['test_accuracy']:.1%}")
         self._bar.advance(self._task)
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
-        """Count a run that ended early as done."""
+        """Count the remaining rounds of a run that ended early as done."""
         self._bar.advance(self._task, self.rounds - len(run.history))

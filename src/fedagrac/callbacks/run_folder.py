@@ -1,4 +1,4 @@
-"""The callback that keeps a run on disk."""
+"""The callback that writes a run folder."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["KeepRun"]
 
 
 class KeepRun(Callback):
-    """Writes experiment.toml, environment.json, history.jsonl, status.json and model.safetensors.
+    """Write experiment.toml, environment.json, history.jsonl, status.json and model.safetensors.
 
     Attributes:
-        folder: the run folder; made at the start of the run.
-        experiment: the fully resolved experiment, with this run's algorithm alone.
+        folder: the run folder, which is made when the run starts.
+        experiment: the fully resolved experiment, with this run's algorithm only.
     """
 
     def __init__(self, folder: str | Path, experiment: Mapping[str, Any]) -> None:
@@ -31,16 +31,16 @@ class KeepRun(Callback):
         self.experiment = experiment
 
     def on_start(self, run: Run) -> None:
-        """Make the folder and describe the run; the history is empty unless the run goes on."""
+        """Make the folder, describe the run, and write the rounds that a resumed run has done."""
         environment = {**run.fleet.describe(), "command": Path(sys.argv[0]).name}
         write_description(self.folder.path, self.experiment, environment)
         self.folder.write_history(run.history)
 
     def on_round(self, run: Run, record: RoundRecord) -> None:
-        """Add one line to the history."""
+        """Append one line to the history."""
         self.folder.append_round(record)
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
-        """Keep the final model and say how the run ended."""
+        """Write the final model and how the run ended."""
         rounds = len(result.history)
         self.folder.write_end(result.params, result.status, result.reason, rounds, result.divergence)

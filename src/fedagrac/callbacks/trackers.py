@@ -1,4 +1,4 @@
-"""Send the history to an experiment tracker: TensorBoard or MLflow (optional extras)."""
+"""Callbacks that send the history to TensorBoard or MLflow, which are optional extras."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["MLflow", "TensorBoard", "scalars"]
 
 
 def scalars(record: RoundRecord) -> dict[str, float]:
-    """Return the fields as numbers; of a list, such as the clients dropped, how long it is."""
-    given = {name: value for name, value in record.items() if value is not None and name != "round"}
-    return {name: float(len(value) if isinstance(value, list) else value) for name, value in given.items()}
+    """Return the fields of a record as numbers; a list, such as the dropped clients, becomes its length."""
+    present = {name: value for name, value in record.items() if value is not None and name != "round"}
+    return {name: float(len(value) if isinstance(value, list) else value) for name, value in present.items()}
 
 
 class TensorBoard(Callback):
@@ -81,5 +81,5 @@ class MLflow(Callback):
         self._mlflow.log_metrics(scalars(record), step=record["round"])
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
-        """End the MLflow run; a diverged run is marked failed."""
+        """End the MLflow run, as failed if the run diverged."""
         self._mlflow.end_run("FAILED" if result.status == "diverged" else "FINISHED")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,8 +154,8 @@ def _outcome(sweep: Sweep, folders: dict[str, list[Path]], by: By) -> Outcome:
     from fedagrac.report import read_run, summarise
 
     runs = {label: [read_run(path) for path in paths] for label, paths in folders.items()}
-    rows = {label: summarise(some) for label, some in runs.items()}
-    if by == "accuracy" and all(row["accuracy"] is None for some in rows.values() for row in some):
+    rows = {label: summarise(runs_of_point) for label, runs_of_point in runs.items()}
+    if by == "accuracy" and all(row["accuracy"] is None for row in itertools.chain(*rows.values())):
         by = "loss"
     choices = choices_of(sweep.points, rows)
     return Outcome(by, choices, best_choices(choices, by), runs)
@@ -166,16 +166,17 @@ def _finish(outcome: Outcome, sweep: Sweep, folder: Path, as_json: bool) -> None
     from fedagrac.report import write_report
     from fedagrac.report.heatmaps import plot_heat_maps
     from fedagrac.report.pictures import save
+    from fedagrac.storage.sweeps import read_results
 
     picture = save(plot_heat_maps(_maps(outcome.choices, outcome.by)), folder / "sweep")
     best_runs = [run for choice in outcome.best.values() for run in outcome.runs[choice.point.label]]
     page = write_report(best_runs, folder)
-    _write(folder, sweep, outcome)
+    best = _write(folder, sweep, outcome)
     if as_json:
-        print((folder / "sweep.json").read_text(), end="")
+        print(read_results(folder), end="")
     else:
         _print(outcome)
-        print_files({"heat map": picture, "report": page, "best": folder / "best.toml"})
+        print_files({"heat map": picture, "report": page, "best": best})
     if all(row["status"] == "diverged" for choice in outcome.choices for row in choice.rows):
         raise typer.Exit(1)
 
@@ -229,11 +230,9 @@ def _number(choice: Choice, by: By) -> float | None:
     return 100 * mean if by == "accuracy" else mean
 
 
-def _write(folder: Path, sweep: Sweep, outcome: Outcome) -> None:
-    """Write sweep.json, every point with its numbers, and best.toml, the experiment with the best settings."""
-    import tomli_w
-
-    from fedagrac.files import write_atomically
+def _write(folder: Path, sweep: Sweep, outcome: Outcome) -> Path:
+    """Write every point with its numbers, and the experiment with the best settings. Return the latter's path."""
+    from fedagrac.storage.sweeps import write_best, write_results
 
     points = [
         {
@@ -246,13 +245,13 @@ def _write(folder: Path, sweep: Sweep, outcome: Outcome) -> None:
         }
         for choice in outcome.choices
     ]
-    content = {"by": outcome.by, "seeds": [e.seed for e in sweep.experiments], "points": points}
-    write_atomically(folder / "sweep.json", (json.dumps(content, indent=1) + "\n").encode())
+    seeds = [experiment.seed for experiment in sweep.experiments]
+    write_results(folder, {"by": outcome.by, "seeds": seeds, "points": points})
     entries = [
         {**entry, **choice.point.setting}
         for entry, choice in zip(sweep.table["algorithm"], outcome.best.values(), strict=True)
     ]
-    write_atomically(folder / "best.toml", tomli_w.dumps({**sweep.table, "algorithm": entries}).encode())
+    return write_best(folder, {**sweep.table, "algorithm": entries})
 
 
 def _print(outcome: Outcome) -> None:

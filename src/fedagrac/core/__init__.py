@@ -1,1 +1,1 @@
-"""The mathematics: the local rule, cohorts, random streams and schedules. Torch and numpy only."""
+"""The mathematics: the local rule, cohorts, random streams and schedules. It imports torch and numpy only."""

@@ -1,7 +1,7 @@
-"""Who takes part in a round, and the two services algorithms may ask for: sums and gradients.
+"""The clients of a round, and the two services that algorithms may ask for: sums and gradients.
 
-A `Cohort` is all that an algorithm sees of the clients: how many steps each runs, its weight, whether it is
-fast. Every sum over clients goes through `Cohort.sum`, so the same algorithm runs on one device or on many.
+A `Cohort` is all that an algorithm sees of the clients: how many steps each one runs, its weight, and whether it
+is fast. Every sum over clients goes through `Cohort.sum`, so the same algorithm runs on one device or on many.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["Cohort", "GradientService", "Population", "fast_clients", "weighted_
 
 def weighted_sum(coefficients: npt.NDArray[np.float64], rows: Tensor) -> Tensor:
     """Return sum_i coefficients_i * rows_i, a vector [d]."""
-    # matrix-vector, not matmul: it is never routed through reduced-precision tensor cores
+    # mv rather than matmul, which may use tensor cores of reduced precision
     return rows.T.mv(torch.as_tensor(coefficients, dtype=rows.dtype, device=rows.device))
 
 
 class GradientService(Protocol):
-    """The engine's service: local gradients of some clients at one point, as rows [m, d]."""
+    """The engine's service of local gradients: those of some clients at one point, as rows [m, d]."""
 
     def __call__(
         self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
@@ -43,10 +43,10 @@ class GradientService(Protocol):
 def fast_clients(
     steps: Sequence[int] | npt.NDArray[np.int64], masses: Sequence[int | Fraction]
 ) -> npt.NDArray[np.bool_]:
-    """Say which clients are fast: K_i > Kbar, in exact arithmetic.
+    """Return which clients are fast, K_i > Kbar, in exact arithmetic, [m].
 
     Kbar = sum_j n_j K_j / sum_j n_j, so the test is K_i * sum_j n_j > sum_j n_j K_j with integer n_j (or exact
-    fractions). In floating point, equal K can give a Kbar slightly below K and then *every* client is "fast".
+    fractions). In floating point, equal K can give a Kbar slightly below K, and then *every* client is "fast".
 
     Examples:
         >>> fast_clients([3, 3, 3], [1, 1, 1]).tolist()
@@ -65,16 +65,19 @@ class Cohort:
     """The m clients of one round.
 
     Attributes:
-        round: rounds already done when this one starts (0 in the first).
+        round: the number of rounds done before this one (0 in the first).
         clients: client numbers, [m].
         steps: K_i, [m].
-        masses: exact, unnormalised weights: sample counts, user weights as fractions, or how often each
-            client was drawn.
+        masses: exact weights that are not normalised: sample counts, user weights as fractions, or how often
+            each client was drawn.
         weights: omega_i, the masses normalised over the cohort, [m].
         population_weights: omega_i among all M clients, [m].
         epoch_steps: steps in one local epoch, ceil(n_i / batch size), 1 with full batches, [m].
         everyone: whether all M clients take part.
-        total: adds a sum up over all processes that share the simulation.
+        service: the local gradients of clients.
+        total: adds up a sum over all processes that share the simulation.
+        fast: whether K_i > Kbar, [m].
+        mean_steps: Kbar.
     """
 
     round: int
@@ -104,28 +107,28 @@ class Cohort:
     def part(self, keep: npt.NDArray[np.bool_], total: Callable[[Tensor], Tensor]) -> Cohort:
         """Return the members that one of several processes runs.
 
-        Their weights, Kbar and who is fast stay those of the whole cohort, and sums go over all of it.
+        Weights, Kbar and the fast clients stay those of the whole cohort, and sums go over the whole cohort.
 
         Examples:
             >>> whole = Cohort(0, np.arange(3), np.array([1, 2, 9]), [1, 1, 2], np.ones(3) / 3, np.ones(3, int),
             ...                everyone=True, service=lambda *_: torch.zeros(3, 1))
-            >>> own = whole.part(np.array([True, False, True]), lambda tensor: tensor + 100)
-            >>> own.clients.tolist(), own.weights.tolist(), own.fast.tolist(), own.mean_steps
+            >>> part = whole.part(np.array([True, False, True]), lambda tensor: tensor + 100)
+            >>> part.clients.tolist(), part.weights.tolist(), part.fast.tolist(), part.mean_steps
             ([0, 2], [0.25, 0.5], [False, True], 5.25)
-            >>> own.sum(own.weights, torch.tensor([[4.0], [2.0]])).tolist()
+            >>> part.sum(part.weights, torch.tensor([[4.0], [2.0]])).tolist()
             [102.0]
         """
-        own = copy.copy(self)
+        part = copy.copy(self)
         for name in ("clients", "steps", "population_weights", "epoch_steps", "weights", "fast"):
-            object.__setattr__(own, name, getattr(self, name)[keep])
-        object.__setattr__(own, "masses", [mass for mass, k in zip(self.masses, keep, strict=True) if k])
-        object.__setattr__(own, "total", total)
-        return own
+            object.__setattr__(part, name, getattr(self, name)[keep])
+        object.__setattr__(part, "masses", [mass for mass, kept in zip(self.masses, keep, strict=True) if kept])
+        object.__setattr__(part, "total", total)
+        return part
 
     def alone(self, members: npt.NDArray[np.int64]) -> Cohort:
-        """Return a cohort of some members, whose weights, Kbar and fast clients are theirs alone.
+        """Return a cohort of some members, with weights, Kbar and fast clients computed over these alone.
 
-        The others count as absent. This is no `part`, whose members remain those of a larger cohort.
+        The other members count as absent. In a `part`, they still count.
 
         Examples:
             >>> whole = Cohort(0, np.arange(3), np.array([1, 2, 9]), [1, 1, 2], np.ones(3) / 3, np.ones(3, int),
@@ -153,20 +156,20 @@ class Cohort:
         return self.service(x, self.clients, self.round, batch)
 
     def starting_gradients(self, x: Tensor) -> Tensor:
-        """Return the gradients at x that `Population.gradient` summed before the first round, dropout included."""
+        """Return the gradients at x that `Population.gradient` summed before round 1, with the same dropout."""
         return self.service(x, self.clients, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """All M clients, for the one question that is asked of all of them: the global gradient at a point.
+    """All M clients, for computing the global gradient at a point.
 
     Attributes:
         weights: omega_i, [M].
-        service: the engine's gradients.
-        clients: those that this process runs; None for all.
-        total: adds a sum up over all processes.
-        chunk: so many rows exist at a time.
+        service: the local gradients of clients.
+        clients: the clients that this process runs; None for all.
+        total: adds up a sum over all processes.
+        chunk: how many rows are in memory at a time.
     """
 
     weights: npt.NDArray[np.float64]
@@ -176,10 +179,10 @@ class Population:
     chunk: int = 64
 
     def gradient(self, x: Tensor) -> Tensor:
-        """Return sum_i omega_i grad F_i(x) over all clients, streamed so that few rows exist at a time."""
+        """Return sum_i omega_i grad F_i(x) over all clients, with at most `chunk` rows in memory at a time."""
         total = torch.zeros_like(x)
-        own = np.arange(len(self.weights)) if self.clients is None else self.clients
-        for start in range(0, len(own), self.chunk):
-            clients = own[start : start + self.chunk]
+        local_clients = np.arange(len(self.weights)) if self.clients is None else self.clients
+        for start in range(0, len(local_clients), self.chunk):
+            clients = local_clients[start : start + self.chunk]
             total += weighted_sum(self.weights[clients], self.service(x, clients, 0))
         return self.total(total)

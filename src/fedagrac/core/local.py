@@ -1,11 +1,11 @@
-"""The local rule: what a client does between two meetings with the server.
+"""The local rule: what a client does in one round.
 
 Client i starts from the server's model x~ and runs K_i steps of
 
     x <- x - eta_i * ( g_i(x; batch) + c_i + mu_i * (x - x~) )
 
-`Plan` says which K_i, eta_i, c_i and mu_i; `Result` is what comes back. Every algorithm is written in terms of
-these two, and every engine obeys them. Batches, devices, processes and algorithm names may not enter here.
+A `Plan` holds K_i, eta_i, c_i and mu_i; a `Result` holds the replies. Every algorithm is written in terms of these
+two, and every engine implements them. Batches, devices, processes and names of algorithms do not belong here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["EXACT_BELOW", "Plan", "Result", "mean_gradient"]
 
 EXACT_BELOW = 0.01
-"""Below this eta_i * K_i the mean gradient is accumulated rather than reconstructed: in float32 the
-reconstruction's relative error is 1e-6 at eta K = 15, 3.5e-5 at 0.005 and 3e-4 at 0.0005."""
+"""Below this eta_i * K_i the mean gradient is accumulated rather than reconstructed. In float32 the relative error
+of the reconstruction is 1e-6 at eta K = 15, 3.5e-5 at 0.005 and 3e-4 at 0.0005."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +40,12 @@ class Plan:
         steps: K_i, the number of local steps of each member, [m].
         lr: eta_i, the step size of each member, [m].
         correction: c_i, added to every gradient, [m, d]; None for no correction.
-        mu: the proximal coefficient, [m]: its term is the gradient of mu/2 |x - x~|^2.
-        first_steps: over how many of the first steps the "first gradient" is averaged, [m]; 0 where it is
-            not asked for. Never more than K_i.
-        mean: whether the server will ask for the mean gradient of the round.
-        exact: accumulate the mean gradient step by step in any case. Otherwise it is accumulated only where
-            the reconstruction is inaccurate or impossible (see `accumulate`).
+        mu: the proximal coefficient, [m]; its term is the gradient of mu/2 |x - x~|^2.
+        first_steps: how many of the first steps the "first gradient" averages, [m], at most K_i; 0 for members
+            that do not send one.
+        mean: whether the server needs the mean gradient of the round.
+        exact: whether to accumulate the mean gradient step by step in any case. By default it is accumulated only
+            if the reconstruction is inaccurate or impossible (see `accumulate`).
     """
 
     steps: npt.NDArray[np.int64]
@@ -66,7 +66,7 @@ class Plan:
         first_steps: Counts = 0,
         mean: bool = False,
     ) -> Plan:
-        """Make a plan, giving every member the numbers that are not given per member."""
+        """Make a plan. A single number holds for every member."""
         K = np.atleast_1d(np.asarray(steps, dtype=np.int64))
         return cls(
             steps=K,
@@ -79,14 +79,14 @@ class Plan:
 
     @classmethod
     def join(cls, plans: Sequence[Plan]) -> Plan:
-        """Make one plan out of several, row after row."""
+        """Join several plans into one, with the rows of the first plan first."""
         corrections = [plan.correction for plan in plans]
-        some = next((rows for rows in corrections if rows is not None), None)
+        like = next((rows for rows in corrections if rows is not None), None)
         correction = None
-        if some is not None:
+        if like is not None:
             correction = torch.cat(
                 [
-                    some.new_zeros((len(plan), some.shape[1])) if rows is None else rows
+                    like.new_zeros((len(plan), like.shape[1])) if rows is None else rows
                     for plan, rows in zip(plans, corrections, strict=True)
                 ]
             )
@@ -105,7 +105,7 @@ class Plan:
         return len(self.steps)
 
     def part(self, rows: npt.NDArray[np.int64]) -> Plan:
-        """Return the plan of some members alone.
+        """Return the plan of some members.
 
         Examples:
             >>> Plan.of(steps=[1, 2, 9], lr=0.5).part(np.array([0, 2])).steps.tolist()
@@ -124,8 +124,8 @@ class Plan:
     def accumulate(self) -> bool:
         """Whether engines must add up the gradients of the round (`Result.total`).
 
-        The reconstruction (x~ - x_i) / (eta_i K_i) - c_i is free, but loses accuracy as eta_i K_i shrinks and
-        does not exist with a proximal term.
+        The reconstruction (x~ - x_i) / (eta_i K_i) - c_i costs nothing. It loses accuracy as eta_i K_i shrinks,
+        and it is impossible with a proximal term.
         """
         inaccurate = (self.lr * self.steps < EXACT_BELOW) | (self.mu > 0)
         return self.mean and (self.exact or bool(inaccurate.any()))
@@ -137,10 +137,10 @@ class Result:
 
     Attributes:
         models: x_i after K_i steps, [m, d].
-        loss: mean training loss over the member's K_i steps, [m].
-        first: the mean of the first `plan.first_steps` gradients, [m, d], zero in rows that were not asked;
-            None where nobody was.
-        total: the sum of the K_i gradients, [m, d], where `plan.accumulate` asked for it.
+        loss: the mean training loss over the member's K_i steps, [m].
+        first: the mean of the first `plan.first_steps` gradients, [m, d], zero in rows that were not asked for it;
+            None if no member was.
+        total: the sum of the K_i gradients, [m, d], if `plan.accumulate` asked for it; otherwise None.
     """
 
     models: Tensor
@@ -149,28 +149,28 @@ class Result:
     total: Tensor | None = None
 
     def part(self, rows: npt.NDArray[np.int64]) -> Result:
-        """Return what some members replied."""
-        some = torch.from_numpy(rows)
-        first, total = (None if each is None else each[some] for each in (self.first, self.total))
-        return Result(self.models[some], self.loss[some], first, total)
+        """Return the replies of some members."""
+        index = torch.from_numpy(rows)
+        first, total = (None if vectors is None else vectors[index] for vectors in (self.first, self.total))
+        return Result(self.models[index], self.loss[index], first, total)
 
     def finite(self) -> npt.NDArray[np.bool_]:
-        """Say whose reply holds neither NaN nor infinity, [m].
+        """Return which replies hold neither NaN nor infinity, [m].
 
         Examples:
             >>> models, loss = torch.tensor([[1.0], [torch.inf], [2.0]]), torch.tensor([0.0, 0.0, torch.nan])
             >>> Result(models, loss).finite().tolist()
             [True, False, False]
         """
-        found = torch.isfinite(self.loss)
+        finite_rows = torch.isfinite(self.loss)
         for rows in (self.models, self.first, self.total):
             if rows is not None:
-                found = found & torch.isfinite(rows).all(1)
-        finite: npt.NDArray[np.bool_] = found.cpu().numpy()
+                finite_rows = finite_rows & torch.isfinite(rows).all(1)
+        finite: npt.NDArray[np.bool_] = finite_rows.cpu().numpy()
         return finite
 
     def split(self, plans: Sequence[Plan]) -> list[Result]:
-        """Return what belongs to each of the plans that were joined: only what it asked for."""
+        """Return one result for each of the plans that were joined, with only what that plan asked for."""
         parts, start = [], 0
         for plan in plans:
             rows = slice(start, start + len(plan))
@@ -189,11 +189,11 @@ class Result:
 def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:
     """Return each member's mean gradient of the round, (1/K_i) sum_k g_i(x_k), as rows [m, d].
 
-    It needs no accumulator and no upload: the model's own displacement gives it,
+    It needs neither an accumulator nor an upload, because it follows from the displacement of the model,
 
         (x~ - x_i) / (eta_i K_i) - c_i                                            (mu = 0),
 
-    except where `Plan.accumulate` says that this would be inaccurate.
+    unless `Plan.accumulate` says that this is inaccurate or impossible.
 
     Examples:
         >>> plan = Plan.of(steps=[2], lr=0.5, mean=True)     # two steps of 0.5 from x~ = 3 with gradients 1 and 3
@@ -201,9 +201,9 @@ def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:
         >>> mean_gradient(plan, torch.tensor([3.0]), reply)
         tensor([[2.]])
     """
-    like = result.models
+    models = result.models
     if result.total is not None:
-        return result.total / torch.as_tensor(plan.steps, dtype=like.dtype, device=like.device)[:, None]
-    reach = torch.as_tensor(plan.lr * plan.steps, dtype=like.dtype, device=like.device)[:, None]
-    mean = (x - like) / reach
+        return result.total / torch.as_tensor(plan.steps, dtype=models.dtype, device=models.device)[:, None]
+    eta_K = torch.as_tensor(plan.lr * plan.steps, dtype=models.dtype, device=models.device)[:, None]
+    mean = (x - models) / eta_K
     return mean if plan.correction is None else mean - plan.correction

@@ -12,11 +12,14 @@ __all__ = ["Piecewise"]
 
 @dataclass(frozen=True)
 class Piecewise:
-    """A value that is constant between breakpoints; keys are rounds already done.
+    """A value that is constant between breakpoints.
 
-    The paper's "Increase" schedule, 0.1 for rounds 1-50, 0.5 for rounds 51-150, then 1:
+    Attributes:
+        values: the value from each breakpoint on; a breakpoint is a number of rounds already done.
 
     Examples:
+        The paper's "Increase" schedule: 0.1 in rounds 1 to 50, 0.5 in rounds 51 to 150, then 1.
+
         >>> increase = Piecewise({0: 0.1, 50: 0.5, 150: 1.0})
         >>> [increase(done) for done in (0, 49, 50, 149, 150, 1000)]
         [0.1, 0.1, 0.5, 0.5, 1.0, 1.0]
@@ -37,5 +40,5 @@ class Piecewise:
         return hash(tuple(self.values.items()))
 
     def __call__(self, rounds_done: int) -> float:
-        """Return the value in force after `rounds_done` rounds."""
+        """Return the value after `rounds_done` rounds."""
         return self.values[max(key for key in self.values if key <= rounds_done)]

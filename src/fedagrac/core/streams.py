@@ -1,8 +1,8 @@
-"""Random numbers that belong to a place, not to a moment.
+"""Random streams keyed by purpose, seed, round and client.
 
-Every draw of a run comes from a counter-based stream (NumPy's Philox) that is named by what it is for, the
-seed, the round and the client. Nothing depends on the order in which clients run, on how they are packed into
-batches or on which process runs them; no generator's state needs to be saved.
+Every random draw of a run comes from a counter-based stream (NumPy's Philox). Draws therefore do not depend on the
+order in which clients run, on how they are packed into batches, or on which process runs them. No state of a
+generator needs to be saved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Purpose", "first_weights", "stream", "torch_seed"]
 
 
 class Purpose(IntEnum):
-    """What a stream is for. The numbers are part of every result: never renumber them."""
+    """What a stream is for. The numbers decide every random draw, so they must never change."""
 
     BATCHES = 1
     COHORT = 2
@@ -41,19 +41,22 @@ def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.r
         True
     """
     key = np.array([seed, purpose], dtype=np.uint64)
-    # the low two words of the counter count blocks inside the stream; the high two say which stream it is
+    # the low two words of the counter count blocks within the stream, the high two identify the stream
     counter = np.array([0, 0, client, round], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def torch_seed(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
-    """Return a seed for `torch.manual_seed` from the same naming scheme."""
+    """Return a seed for `torch.manual_seed` with the same keys."""
     return int(stream(seed, purpose, round, client).integers(0, 2**63 - 1))
 
 
 @contextlib.contextmanager
 def first_weights(seed: int) -> Iterator[None]:
-    """Modules built inside draw their weights from the run's seed; the caller's random state is untouched."""
+    """Run a block in which new modules draw their weights from the run's seed.
+
+    The caller's random state is restored afterwards.
+    """
     with torch.random.fork_rng([]):
         torch.default_generator.manual_seed(torch_seed(seed, Purpose.MODEL))
         yield

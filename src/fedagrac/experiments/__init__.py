@@ -1,1 +1,1 @@
-"""Experiment files that ship with the package."""
+"""Experiments: their files, from tables to objects, running them, sweeps, studies and benchmarks."""

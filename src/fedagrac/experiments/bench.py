@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -218,7 +219,7 @@ def compare(
         before = plain_loop(case, device)
         for engine in engines:
             if case.large and device == "cpu" and engine == "compiled lanes":
-                continue  # compiling takes minutes and does not pay here
+                continue  # compiling takes minutes, more than it saves here
             row = engine_times(case, engine, device, precision, budget)
             after = plain_loop(case, device)
             yield {
@@ -231,18 +232,19 @@ def compare(
             before = after
 
 
-# how cost grows
-
-
 def _clients(count: int) -> Case:
+    """Return a case with this many clients."""
     return replace(CASES["lr-a9a"], clients=count, samples=100)
 
 
 def _spread(steps: StepSchedule) -> Case:
+    """Return a case with this step schedule."""
     return replace(CASES["lr-a9a-paper"], steps=steps, samples=300)
 
 
 def _width(hidden: int) -> Case:
+    """Return a case whose model has this many hidden units."""
+
     def perceptron() -> nn.Module:
         return nn.Sequential(nn.Linear(123, hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
@@ -262,19 +264,19 @@ SWEEPS: dict[str, tuple[str, dict[str, Case]]] = {
     ),
     "size": ("parameters", {str(126 * h + 2): _width(h) for h in (8, 32, 128, 512, 2048, 8192)}),
 }
-"""Sweeps over clients, over how unequal K is, and over model size: a label, and a case for each point."""
+"""Sweeps over the number of clients, the spread of K and the model size: a label, and a case for each point."""
 
 
 def sweep(
     name: str, engines: list[str], device: str, precision: Precision, budget: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row per point and engine."""
+    """Yield one row per point of a sweep and engine, the plain loop first."""
     _keep_freed_memory(device)
     for label, case in SWEEPS[name][1].items():
         yield {"sweep": name, "point": label, "engine": "plain loop", "us": plain_loop(case, device)}
         for engine in engines:
             if engine == "serial" and case.client_steps() > 20_000:
-                continue  # its cost per client-step does not depend on how many there are
+                continue  # its cost per client-step does not depend on their number
             row = engine_times(case, engine, device, precision, budget)
             yield {"sweep": name, "point": label, "engine": engine, **row}
 
@@ -287,17 +289,19 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def _keep_freed_memory(device: str) -> None:
+    """Let the process keep freed memory if it runs on a CPU."""
     if not device.startswith("cuda"):
         keep_freed_memory()
 
 
 def _wait(device: str) -> None:
+    """Wait until a GPU has done its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run benchmarks without the command line's libraries; print one JSON line per row, and write a file."""
+    """Run benchmarks without the libraries of the command line. Print one JSON line per row, and write a file."""
     parser = argparse.ArgumentParser(prog="python -m fedagrac.experiments.bench")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="float32")
@@ -309,17 +313,14 @@ def main(arguments: list[str] | None = None) -> None:
     o = parser.parse_args(arguments)
     engines = o.engines.split(",") if o.engines else engines_for(o.device)
     rows = []
-    todo = [compare(o.only.split(",") if o.only else [], engines, o.device, o.precision, o.budget)]
-    todo += [sweep(name, engines, o.device, o.precision, o.budget) for name in o.sweeps.split(",") if name]
-    for some in todo:
-        for row in some:
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-            if o.json:
-                with open(o.json, "w", encoding="utf-8", opener=opener) as file:
-                    json.dump(
-                        {"machine": machine(o.device), "precision": o.precision, "rows": rows}, file, indent=1
-                    )
+    benchmarks = [compare(o.only.split(",") if o.only else [], engines, o.device, o.precision, o.budget)]
+    benchmarks += [sweep(name, engines, o.device, o.precision, o.budget) for name in o.sweeps.split(",") if name]
+    for row in itertools.chain.from_iterable(benchmarks):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if o.json:
+            with open(o.json, "w", encoding="utf-8", opener=opener) as file:
+                json.dump({"machine": machine(o.device), "precision": o.precision, "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

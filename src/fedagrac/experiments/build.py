@@ -1,7 +1,7 @@
-"""From settings to objects: the one place where tables of plain values become what a run is made of.
+"""From settings to objects: every part of a run is built here from a table of plain values.
 
-Experiment files, the recipes of the paper and Flower's run config all come through here. The settings of a kind
-are the fields of its class: nothing is declared twice. Torch and numpy only.
+Experiment files, the recipes of the paper and Flower's run config are all built here. The settings of a kind are
+the fields of its class, so they are declared once. This module imports torch and numpy only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PARTITIONS: dict[str, type[Partition]] = {
 
 @contextlib.contextmanager
 def section(name: str) -> Iterator[None]:
-    """Put the section's name before the field of any InputError raised inside."""
+    """Prefix the field of an InputError raised inside the block with the name of the section."""
     try:
         yield
     except InputError as error:
@@ -65,7 +65,7 @@ def section(name: str) -> Iterator[None]:
 
 
 def build_kind(settings: Settings, kinds: Mapping[str, type[T]]) -> T:
-    """Make an object from a table whose `kind` names its class and whose other keys are its settings.
+    """Make an object from a table. Its `kind` names the class, and the other keys are the settings.
 
     Examples:
         >>> build_kind({"kind": "constant", "steps": 3}, STEPS)
@@ -78,6 +78,7 @@ def build_kind(settings: Settings, kinds: Mapping[str, type[T]]) -> T:
 
 
 def _construct(kind: type[T], settings: Settings) -> T:
+    """Make an object of a dataclass from its settings; raise InputError for an unknown or missing one."""
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key, value in settings.items():
         if key not in fields:
@@ -89,14 +90,14 @@ def _construct(kind: type[T], settings: Settings) -> T:
 
 
 def with_defaults(settings: Settings, kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
-    """Return a table with the defaults of its kind written out, except None, which TOML does not have."""
+    """Return a table with the defaults of its kind, except None, which TOML cannot express."""
     fields = dataclasses.fields(kinds[settings["kind"]])
     defaults = {f.name: f.default for f in fields if f.default not in (dataclasses.MISSING, None)}
     return {"kind": settings["kind"], **defaults, **settings}
 
 
 def build_partition(settings: Settings | None) -> Partition | None:
-    """Make the partition, or None for the data set's own."""
+    """Make the partition. Return None for the partition of the data set."""
     if settings is None:
         return None
     with section("data"), section("partition"):
@@ -104,12 +105,12 @@ def build_partition(settings: Settings | None) -> Partition | None:
 
 
 def build_federation(settings: Settings, seed: int, data_dir: str | Path | None = None) -> Federation:
-    """Load data and split them.
+    """Load a data set and split it among clients.
 
     Args:
-        settings: name, clients, partition, and the data set's own options.
-        seed: of the partition.
-        data_dir: where to look for data files first.
+        settings: name, clients, partition, and the options of the data set.
+        seed: the seed of the partition.
+        data_dir: the folder to search first for data files.
     """
     options = {key: value for key, value in settings.items() if key not in ("name", "clients", "partition")}
     partition = build_partition(settings.get("partition"))
@@ -125,7 +126,7 @@ def build_steps(settings: Settings) -> StepSchedule:
 
 
 def build_algorithm(settings: Settings) -> Algorithm:
-    """Make the algorithm of a table with its name, its lr and its own settings."""
+    """Make the algorithm from a table with its name, its lr and its settings."""
     options = dict(settings)
     if isinstance(options.get("calibration"), dict):
         options["calibration"] = _piecewise(options["calibration"])
@@ -135,6 +136,7 @@ def build_algorithm(settings: Settings) -> Algorithm:
 
 
 def _piecewise(settings: Settings) -> Piecewise:
+    """Make a schedule from a table whose keys are texts."""
     try:
         return Piecewise({int(key): value for key, value in settings.items()})
     except ValueError as error:
@@ -144,13 +146,13 @@ def _piecewise(settings: Settings) -> Piecewise:
 
 
 def build_stop(settings: Settings) -> Stop:
-    """Make the stop rule."""
+    """Make the stopping rule."""
     with section("stop"):
         return _construct(Stop, settings)
 
 
 def build_clock(settings: Settings | None) -> Clock | None:
-    """Make the clock of one device for all clients, or None for the one that follows from the steps."""
+    """Make a clock with one device for all clients. Return None for the clock that follows from the steps."""
     if settings is None:
         return None
     options = {key: value for key, value in settings.items() if value is not None}
@@ -160,7 +162,7 @@ def build_clock(settings: Settings | None) -> Clock | None:
 
 
 def build_participation(settings: int | float | Settings | None) -> Participation | None:
-    """Make the participation rule from a number, a fraction or a table; None for everyone."""
+    """Make the participation rule from a number, a fraction or a table. Return None if all clients take part."""
     if settings is None:
         return None
     if not isinstance(settings, Mapping):
@@ -170,7 +172,7 @@ def build_participation(settings: int | float | Settings | None) -> Participatio
 
 
 def build_guard(settings: Settings | None) -> Guard | None:
-    """Make the guard; None where there is no table."""
+    """Make the guard. Return None if there is no table."""
     if settings is None:
         return None
     with section("guard"):
@@ -180,20 +182,20 @@ def build_guard(settings: Settings | None) -> Guard | None:
 def build_model(
     settings: Settings, seed: int, federation: Federation | None = None, imports: models.Imports | None = None
 ) -> nn.Module:
-    """Build a module; its random weights are those of the seed.
+    """Build a module with random weights.
 
     Args:
         settings: the name and sizes of a built-in model, or an import path.
-        seed: of the weights.
-        federation: where given, sizes that are missing follow from its data.
-        imports: which import paths may be followed; by default those of files in the current folder.
+        seed: the seed of the weights.
+        federation: clients whose data determine missing sizes, or None.
+        imports: the import paths that are allowed; by default those of files in the current folder.
     """
     sizes = {key: value for key, value in settings.items() if key != "name"}
     name = settings["name"]
     with section("model"):
         if federation is not None and name == "logistic":
             features = federation.inputs[0].numel()
-            if sizes.setdefault("features", features) != features:  # before a layer of any size is made
+            if sizes.setdefault("features", features) != features:  # checked before a layer of any size is made
                 raise InputError("features", sizes["features"], f"{features}, the numbers of a sample of the data")
         if federation is not None and name in models.REGISTRY:
             sizes.setdefault("classes", max(2, federation.num_classes or 2))

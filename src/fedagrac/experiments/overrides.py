@@ -1,4 +1,4 @@
-"""Changes to an experiment's table before it is checked: `key=value` settings."""
+"""Settings `key=value` that change the table of an experiment before it is checked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["apply_settings"]
 def apply_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]:
     """Return the table with `key=value` settings applied.
 
-    Keys are dotted (`data.clients=10`). Under `algorithm` a number picks one entry (`algorithm.0.lr=0.1`), a name
-    those with that name (`algorithm.fedavg.lr=0.1`), and neither sets all (`algorithm.lr=0.1`). Values are TOML; a
-    value that is not is taken as a string.
+    Keys are dotted (`data.clients=10`). Under `algorithm`, a number selects one entry (`algorithm.0.lr=0.1`), and
+    a name selects the entries with that name (`algorithm.fedavg.lr=0.1`). Without either, all entries are set
+    (`algorithm.lr=0.1`). Values are TOML; a value that is not TOML is a string.
 
     Examples:
         >>> apply_settings({"rounds": 5, "data": {"clients": 2}}, ["rounds=7", "data.name=digits"])
@@ -36,7 +36,7 @@ def apply_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]
 
 
 def _targets(table: dict[str, Any], parts: list[str], setting: str) -> list[dict[str, Any]]:
-    """Return the tables in which the last of the parts is set."""
+    """Return the tables in which the last part of the key is set."""
     if parts[0] == "algorithm" and len(parts) > 1:
         entries: list[dict[str, Any]] = table.get("algorithm", [])
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -56,6 +56,7 @@ def _targets(table: dict[str, Any], parts: list[str], setting: str) -> list[dict
 
 
 def _descend(table: dict[str, Any], parts: list[str], setting: str) -> dict[str, Any]:
+    """Return the table inside a table at a path of keys, and make it if it is missing."""
     for part in parts:
         inner = table.setdefault(part, {})
         if not isinstance(inner, dict):
@@ -65,6 +66,7 @@ def _descend(table: dict[str, Any], parts: list[str], setting: str) -> dict[str,
 
 
 def _value(text: str) -> Any:
+    """Return the TOML value of a text, or the text if it is not TOML."""
     try:
         return parse_toml(f"value = {text}")["value"]
     except ParseError:
@@ -72,7 +74,7 @@ def _value(text: str) -> Any:
 
 
 def _is_text(argument: str) -> bool:
-    """Say whether an argument can be written down: bytes that are not UTF-8 arrive as halves of characters."""
+    """Return whether an argument is valid text. Python turns bytes that are not UTF-8 into lone surrogates."""
     try:
         argument.encode()
     except UnicodeEncodeError:

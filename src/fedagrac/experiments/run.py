@@ -1,4 +1,4 @@
-"""Running an experiment: every algorithm of an experiment file on the same data, model and steps."""
+"""Running an experiment: every algorithm of an experiment file with the same data, model and steps."""
 
 from __future__ import annotations
 
@@ -53,15 +53,23 @@ __all__ = ["Entry", "Prepared", "check_free", "check_same", "prepare", "run_expe
 log = logging.getLogger("fedagrac")
 
 LARGEST_BATCH = 10_000
-"""Samples that a batch may have even where there are fewer in all."""
+"""The largest batch size that is accepted even if the data hold fewer samples."""
 
 MOST_DRAWN = 2**28
-"""Samples that a client may draw in a round: they are drawn at once, 2 GiB of sample numbers at this size."""
+"""The most samples that a client may draw in a round. They are drawn at once and take 2 GiB at this size."""
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One run of an experiment: an algorithm, what it is called, and what the table must say about it."""
+    """One run of an experiment.
+
+    Attributes:
+        label: the name of the run.
+        folder: the name of its run folder.
+        algorithm: the algorithm.
+        note: a remark for tables, or an empty text.
+        table: the fully resolved experiment, with this algorithm only.
+    """
 
     label: str
     folder: str
@@ -72,12 +80,14 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """An experiment whose parts exist and fit together.
+    """An experiment whose parts are built and fit together.
 
     Attributes:
-        module: the model at its start.
-        fleet: the clients, which all algorithms share with their model, data and engine.
-        entries: the algorithms.
+        experiment: the settings.
+        module: the model with its initial weights.
+        fleet: the clients with model, data and engine, which all runs share.
+        entries: the runs.
+        imports: the import paths that are allowed.
     """
 
     experiment: Experiment
@@ -93,19 +103,19 @@ class Prepared:
 
     @property
     def steps(self) -> StepSchedule:
-        """How many steps each client runs."""
+        """The number of steps that each client runs."""
         return self.fleet.steps
 
     def described(self) -> dict[str, Any]:
-        """Return the whole experiment with every default written out."""
+        """Return the whole experiment with all defaults."""
         entries = [entry.table["algorithm"][0] for entry in self.entries]
         return {**self.experiment.resolved(), "algorithm": entries}
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of `simulate` that all entries share."""
         setup = self.fleet.setup
-        given = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
-        return {**given, "steps": self.steps}
+        options = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
+        return {**options, "steps": self.steps}
 
 
 def prepare(
@@ -114,13 +124,13 @@ def prepare(
     imports: models.Imports | None = None,
     state_dir: Path | None = None,
 ) -> Prepared:
-    """Load the data, build the model, the clients and the algorithms; what is wrong with any is reported now.
+    """Load the data, and build and check the model, the clients and the algorithms.
 
     Args:
-        experiment: what to prepare.
-        data_dir: where to look for data files first.
-        imports: which import paths model.name may be; by default those of files in the current folder.
-        state_dir: keep the clients' state in files there.
+        experiment: the experiment to prepare.
+        data_dir: the folder to search first for data files.
+        imports: the import paths that model.name may be; by default those of files in the current folder.
+        state_dir: the folder for files with the clients' state; None to keep it in memory.
 
     Examples:
         >>> prepared = prepare(Experiment.default())
@@ -168,7 +178,7 @@ def build_setup(experiment: Experiment, state_dir: Path | None = None) -> Setup:
 
 
 def _entries(experiment: Experiment, mean_steps: float) -> tuple[Entry, ...]:
-    """Return the algorithms; a shared lr is scaled by Kbar for one whose lr is that of a whole round."""
+    """Return the runs. A shared lr is multiplied by Kbar for an algorithm whose lr is that of a whole round."""
     entries = []
     resolved = experiment.resolved()
     for index, settings in enumerate(experiment.algorithm):
@@ -177,23 +187,27 @@ def _entries(experiment: Experiment, mean_steps: float) -> tuple[Entry, ...]:
             note = f"lr {algorithm.lr:g} x Kbar {mean_steps:.1f}, because this algorithm divides its steps by K_i"
             algorithm = dataclasses.replace(algorithm, lr=algorithm.lr * mean_steps)
         label = settings.label or algorithm.name
-        own = {**resolved["algorithm"][index], "lr": algorithm.lr, "label": label}
-        entries.append(Entry(label, settings.folder, algorithm, note, {**resolved, "algorithm": [own]}))
+        table = {**resolved["algorithm"][index], "lr": algorithm.lr, "label": label}
+        entries.append(Entry(label, settings.folder, algorithm, note, {**resolved, "algorithm": [table]}))
     return tuple(entries)
 
 
 class _DescribeExperiment(Callback):
-    """Writes what the whole experiment shares, once the first run has passed its checks."""
+    """Write what all runs of an experiment share, once the first run has passed its checks."""
 
     def __init__(self, prepared: Prepared, out: Path) -> None:
         self.prepared, self.out = prepared, out
 
     def on_start(self, run: Run) -> None:
-        """Write experiment.toml, environment.json and federation.json; anew where an experiment goes on."""
+        """Write experiment.toml, environment.json and federation.json; replace them if the experiment resumes."""
         fleet = self.prepared.fleet
         K = fleet.steps.counts(0, fleet.federation.num_clients, fleet.setup.seed)
-        facts = environment(fleet.model.device), describe(fleet.federation, K)
-        write_description(self.out, self.prepared.described(), *facts)
+        write_description(
+            self.out,
+            self.prepared.described(),
+            environment(fleet.model.device),
+            describe(fleet.federation, K),
+        )
 
 
 def run_experiment(
@@ -204,12 +218,19 @@ def run_experiment(
     side_by_side: bool = False,
     resume: bool = False,
 ) -> list[Path]:
-    """Run every algorithm into its own folder below `out`; return the folders.
+    """Run every algorithm in its own folder below `out`. Return the folders.
 
-    Nothing is written before the first run has passed all checks. A run that diverges ends with that status; the
-    others go on. Side by side, runs of a small model share their batches of lanes. With `resume`, runs that have
-    ended are left alone, and the others go on from their last checkpoint, or begin. Of several processes the first
-    alone writes and shows progress. Nobody else can write into the folder meanwhile.
+    Nothing is written before the first run has passed all checks. A run that diverges does not end the others. No
+    other process can write to the folder meanwhile. If several processes share the experiment, only the first one
+    writes and shows progress.
+
+    Args:
+        prepared: the experiment.
+        out: the folder of the experiment.
+        progress: a progress bar, or None.
+        side_by_side: whether the runs of a small model share batches of lanes.
+        resume: whether to resume an experiment. Runs that have ended are not run again; the others resume from
+            their last checkpoint, or start if they have none.
     """
     ranks = current_ranks()
     with claimed(out) if ranks.rank == 0 else contextlib.nullcontext():
@@ -224,11 +245,13 @@ def run_experiment(
 
 
 @dataclass(frozen=True, eq=False)
-class Left:
-    """A run that is still to do, or to go on with.
+class PendingRun:
+    """A run that has not ended.
 
     Attributes:
-        checkpoint: where it goes on from; None where it begins.
+        entry: the run.
+        callbacks: its callbacks.
+        checkpoint: the checkpoint to resume from; None if the run starts.
     """
 
     entry: Entry
@@ -237,46 +260,48 @@ class Left:
 
     @property
     def round(self) -> int:
-        """How many rounds it has done."""
+        """The number of rounds done."""
         return 0 if self.checkpoint is None else self.checkpoint.round
 
 
 def _run_all(
     prepared: Prepared, out: Path, progress: Progress | None, ranks: Ranks, side_by_side: bool, resume: bool
 ) -> list[Path]:
+    """Do or resume all runs that have not ended. Return the folders of all runs."""
     folders = [RunFolder(out / entry.folder) for entry in prepared.entries]
-    going = ranks.agree([not folder.ended for folder in folders])
-    left = []
-    for entry, folder, goes in zip(prepared.entries, folders, going, strict=True):
-        if goes:
+    unfinished = ranks.agree([not folder.ended for folder in folders])
+    pending = []
+    for entry, folder, is_unfinished in zip(prepared.entries, folders, unfinished, strict=True):
+        if is_unfinished:
             callbacks = _callbacks(prepared, entry, folder, progress, ranks)
-            left.append(Left(entry, callbacks, folder.last_checkpoint() if resume else None))
+            pending.append(PendingRun(entry, callbacks, folder.last_checkpoint() if resume else None))
         elif progress is not None:
             progress.skip()
-    if left and ranks.rank == 0:
-        left[0].callbacks.insert(0, _DescribeExperiment(prepared, out))
-    groups = [[one] for one in left]
-    if side_by_side and prepared.fleet.model.size <= SMALL:  # those together that stand after the same round
-        groups = [[one for one in left if one.round == round] for round in dict.fromkeys(o.round for o in left)]
+    if pending and ranks.rank == 0:
+        pending[0].callbacks.insert(0, _DescribeExperiment(prepared, out))
+    groups = [[run] for run in pending]
+    if side_by_side and prepared.fleet.model.size <= SMALL:  # runs after the same round form a group
+        rounds = dict.fromkeys(run.round for run in pending)
+        groups = [[run for run in pending if run.round == round] for round in rounds]
     for group in groups:
         if progress is not None:
             progress.name = group[0].entry.label if len(group) == 1 else f"{len(group)} runs"
         run_on(
             prepared.fleet,
-            [one.entry.algorithm for one in group],
-            [one.callbacks for one in group],
-            [one.checkpoint for one in group],
+            [run.entry.algorithm for run in group],
+            [run.callbacks for run in group],
+            [run.checkpoint for run in group],
         )
-    taken = sum(folder.checkpoint_bytes() for folder in folders) if ranks.rank == 0 else 0
-    if taken:
-        log.info("checkpoints: %.3g MB on disk, the last two of each run", taken / 1e6)
+    checkpoint_bytes = sum(folder.checkpoint_bytes() for folder in folders) if ranks.rank == 0 else 0
+    if checkpoint_bytes:
+        log.info("checkpoints: %.3g MB on disk, the last two of each run", checkpoint_bytes / 1e6)
     return [folder.path for folder in folders]
 
 
 def _callbacks(
     prepared: Prepared, entry: Entry, folder: RunFolder, progress: Progress | None, ranks: Ranks
 ) -> list[Callback]:
-    """Return what one run writes and shows; of several processes only the first does more than keep its part."""
+    """Return the callbacks of a run. Processes other than the first only write their part of checkpoints."""
     callbacks: list[Callback] = []
     if ranks.rank == 0:
         callbacks.append(KeepRun(folder.path, entry.table))
@@ -288,7 +313,7 @@ def _callbacks(
 
 
 def check_same(prepared: Prepared, out: Path) -> None:
-    """Check that a folder holds this very experiment, so that it can go on there."""
+    """Check that a folder holds the same experiment, so that it can be resumed there."""
     path = out / "experiment.toml"
     before, now = read_toml(path), json.loads(json.dumps(prepared.described()))
     changed = differences(before, now)
@@ -297,7 +322,7 @@ def check_same(prepared: Prepared, out: Path) -> None:
 
 
 def differences(before: Any, after: Any, name: str = "") -> list[str]:
-    """Return what changed between two tables, a line each.
+    """Return one line for each difference between two tables.
 
     Examples:
         >>> differences({"rounds": 5, "data": {"clients": 2}}, {"rounds": 7, "data": {"clients": 2, "alpha": 1}})
@@ -315,7 +340,7 @@ def differences(before: Any, after: Any, name: str = "") -> list[str]:
 
 
 def check_free(out: Path) -> None:
-    """Check that nothing would be overwritten or mixed with another experiment."""
+    """Check that a folder is new or empty, so that no files are overwritten or mixed."""
     if not out.exists() or (out.is_dir() and all(map(is_leftover, out.iterdir()))):
         return
     holds = "holds other files"

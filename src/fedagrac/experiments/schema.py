@@ -1,8 +1,8 @@
-"""Experiment files: TOML in, typed values out.
+"""The schema of experiment files in TOML.
 
-An `Experiment` is checked as a whole before any work starts; every message names the key, the value and what would
-be accepted. The settings of partitions, step schedules and algorithms are those of their classes: nothing is
-declared twice.
+An `Experiment` is checked as a whole before any work starts. Every error names the key, the value and what would
+be accepted. The settings of partitions, step schedules and algorithms are the fields of their classes, so they are
+declared once.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from fedagrac.parsing import ParseError, parse_toml
 __all__ = ["AlgorithmSettings", "DataSettings", "Experiment", "default_table", "read_toml"]
 
 LARGEST_FILE = 2**22
-"""Bytes of an experiment file: room for the step counts of a million client-rounds written out."""
+"""The largest experiment file in bytes. It has room for the explicit step counts of a million client-rounds."""
 
 Number = StrictInt | StrictFloat
 
 
 class StrictTable(BaseModel):
-    """A table that has no other keys than those declared."""
+    """A table that accepts only declared keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class DataSettings(StrictTable):
-    """[data]: which samples, and who holds them."""
+    """[data]: the data set, and how it is split among clients."""
 
     name: StrictStr = "digits"
     clients: StrictInt = 20
@@ -61,24 +61,24 @@ class DataSettings(StrictTable):
 
     @property
     def table(self) -> dict[str, Any]:
-        """What decides the data themselves: the name, the clients, the partition and the data set's options."""
+        """The settings of the federation: the name, the clients, the partition and the options of the data set."""
         return self.model_dump(exclude_none=True, exclude={"batch_size", "sampling"})
 
     @property
     def samples(self) -> int | None:
-        """Samples per step; None for all of a client's."""
+        """The samples per step; None for all samples of a client."""
         return None if self.batch_size == "full" else self.batch_size
 
 
 class ModelSettings(StrictTable):
-    """[model]: a built-in model by name; other keys are its sizes, which default to the data's."""
+    """[model]: the name of a model. The other keys are its sizes, which by default follow from the data."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: StrictStr = "logistic"
 
 
 class AlgorithmSettings(StrictTable):
-    """One [[algorithm]]: its name, its lr (or the experiment's), and its own settings."""
+    """[[algorithm]]: the name of an algorithm, its lr (by default the experiment's), a label and its settings."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: StrictStr
@@ -87,11 +87,11 @@ class AlgorithmSettings(StrictTable):
 
     @property
     def folder(self) -> str:
-        """The name of its run folder."""
+        """The name of the run folder."""
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.label or self.name).strip("-.") or "run"
 
     def build(self, shared_lr: float | None = None) -> Algorithm:
-        """Make the algorithm, with the shared lr where it has none of its own."""
+        """Make the algorithm, with the shared lr if the table has none."""
         table = self.model_dump(exclude_none=True, exclude={"label"})
         if "lr" not in table and shared_lr is not None:
             table["lr"] = shared_lr
@@ -99,7 +99,7 @@ class AlgorithmSettings(StrictTable):
 
 
 class ClockSettings(StrictTable):
-    """[clock]: one device for all clients; without it, the devices that decide the steps, or 1 ms per step."""
+    """[clock]: one device for all clients. By default, the devices in [steps] decide, or a step takes 1 ms."""
 
     step_time: Number = 0.001
     bandwidth_up: Number | None = None
@@ -109,7 +109,7 @@ class ClockSettings(StrictTable):
 
 
 class StopSettings(StrictTable):
-    """[stop]: end a run early."""
+    """[stop]: when to end a run early."""
 
     accuracy: Number | None = None
     sim_time: Number | None = None
@@ -117,7 +117,7 @@ class StopSettings(StrictTable):
 
 
 class Experiment(StrictTable):
-    """A whole experiment file.
+    """The settings of an experiment file.
 
     Examples:
         >>> Experiment.default().name
@@ -148,7 +148,7 @@ class Experiment(StrictTable):
 
     @classmethod
     def of(cls, table: dict[str, Any]) -> Experiment:
-        """Check a table and return the experiment it describes."""
+        """Check a table. Return the experiment."""
         try:
             experiment = cls.model_validate(table)
         except ValidationError as error:
@@ -158,16 +158,16 @@ class Experiment(StrictTable):
 
     @classmethod
     def load(cls, path: str | Path) -> Experiment:
-        """Read an experiment file."""
+        """Read an experiment file. Return the experiment."""
         return cls.of(read_toml(path))
 
     @classmethod
     def default(cls) -> Experiment:
-        """Return the embedded default: digits, every algorithm."""
+        """Return the default experiment: every algorithm on digits."""
         return cls.of(default_table())
 
     def check(self) -> None:
-        """Build everything that can be built without data, so that what is wrong is reported now."""
+        """Check the settings by building everything that can be built without data."""
         build_partition(self.data.partition)
         build_steps(self.steps)
         build_stop(self.stop.model_dump())
@@ -188,7 +188,7 @@ class Experiment(StrictTable):
                 folders.add(entry.folder)
 
     def resolved(self) -> dict[str, Any]:
-        """Return the experiment with every default written out, as it is saved in the run folder."""
+        """Return the table of the experiment with all defaults, as the run folder stores it."""
         table = self.model_dump(exclude_none=True)
         table["steps"] = with_defaults(self.steps, STEPS)
         if self.data.partition is not None:
@@ -203,12 +203,12 @@ class Experiment(StrictTable):
 
 
 def default_table() -> dict[str, Any]:
-    """Return the embedded default experiment as a table."""
+    """Return the table of the default experiment."""
     return tomllib.loads(resources.files("fedagrac.experiments").joinpath("digits.toml").read_text())
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read a TOML file; what is wrong with it is said in one sentence."""
+    """Return the table of a TOML file; raise InputError if it cannot be read."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
@@ -224,7 +224,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def _readable(error: ErrorDetails) -> InputError:
-    """Turn pydantic's first complaint into one that names the key, the value and what would be accepted."""
+    """Return an InputError that names the key, the value and what would be accepted, for an error of pydantic."""
     kinds = {"int", "float", "constrained-str", "str"}
     path = ".".join(str(part) for part in error["loc"] if part not in kinds and "[" not in str(part))
     value: Any = error["input"]

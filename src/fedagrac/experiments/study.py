@@ -44,7 +44,7 @@ FACTORS = (0.125, 0.25, 0.5, 1.0)
 
 
 class Errors(Callback):
-    """Measures the error of the model before the first round, every few rounds, and after the last.
+    """Measure the error of the model before the first round, every few rounds, and after the last.
 
     Attributes:
         problem: the problem that the run solves.

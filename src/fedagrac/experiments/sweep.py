@@ -1,7 +1,7 @@
-"""Sweeps: every algorithm of an experiment over a grid of its settings and over seeds, and the best of each.
+"""Sweeps: run every algorithm of an experiment over a grid of its settings and over seeds, and find the best.
 
-A sweep is a wider experiment: each point of the grid is an algorithm of its own, with its own run folder below
-OUT/seed-N. Points of a small model run side by side, as lanes of one batch.
+A sweep runs one experiment per seed. Each point of the grid is one algorithm of that experiment and has its own
+run folder below OUT/seed-N. The points of a small model run side by side as lanes of one batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Axis", "By", "Choice", "Point", "Sweep", "best_choices", "choices_of
 By = Literal["accuracy", "rounds", "loss"]
 
 FIELDS: dict[str, str] = {"accuracy": "final_accuracy", "rounds": "rounds_to_target", "loss": "final_test_loss"}
-"""Which value of a run's summary a sweep is judged by."""
+"""The field of a run's summary that points are compared by."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,14 @@ class Point:
 
     @property
     def text(self) -> str:
-        """The setting in a few characters."""
+        """The setting as short text, such as "lr=0.1 mu=1"."""
         return " ".join(f"{key}={value}" for key, value in self.setting.items()) or "as given"
 
 
 def read_axes(table: Mapping[str, Any], grid: Sequence[str]) -> list[Axis]:
-    """Read `algorithm.KEY=VALUE,VALUE...`, which varies all algorithms that have it, or `algorithm.NAME.KEY=...`.
+    """Return the axes of a grid, one for each text.
+
+    `algorithm.KEY=VALUE,VALUE` varies every algorithm that has the setting, `algorithm.NAME.KEY=VALUE,VALUE` one.
 
     Examples:
         >>> table = {"algorithm": [{"name": "fedavg"}, {"name": "fedprox"}]}
@@ -77,17 +79,17 @@ def read_axes(table: Mapping[str, Any], grid: Sequence[str]) -> list[Axis]:
             raise InputError("grid", text, f"{accepted} (`set` changes what all runs share)")
         entries = list(table.get("algorithm", []))
         names = [str(entry.get("label", entry.get("name"))) for entry in entries]
-        chosen = range(len(entries))
+        candidates = range(len(entries))
         if len(parts) == 3:
             one_of("grid", parts[1], names)
-            chosen = range(names.index(parts[1]), names.index(parts[1]) + 1)
-        have = tuple(i for i in chosen if parts[-1] in _options(entries[i]))
-        if not have:
-            known = sorted({option for i in chosen for option in _options(entries[i])})
+            candidates = range(names.index(parts[1]), names.index(parts[1]) + 1)
+        varied = tuple(i for i in candidates if parts[-1] in _options(entries[i]))
+        if not varied:
+            known = sorted({option for i in candidates for option in _options(entries[i])})
             raise InputError("grid", text, f"one of {', '.join(known)}{nearest(parts[-1], known)}")
-        axis = Axis(parts[-1], tuple(_values(text, values)), have)
+        axis = Axis(parts[-1], tuple(_values(text, values)), varied)
         for earlier in axes:
-            if earlier.key == axis.key and set(earlier.entries) & set(have):
+            if earlier.key == axis.key and set(earlier.entries) & set(varied):
                 raise InputError("grid", text, f"values for {axis.key} once per algorithm")
         axes.append(axis)
     return axes
@@ -99,14 +101,14 @@ def _options(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _values(text: str, values: str) -> list[Any]:
-    """Return values separated by commas: TOML, or else plain words."""
+    """Return the values in a text with commas: TOML values, or plain words if the text is not TOML."""
     try:
-        found = list(parse_toml(f"values = [{values}]")["values"])
+        parsed = list(parse_toml(f"values = [{values}]")["values"])
     except ParseError:
-        found = [word.strip() for word in values.split(",")]
-    if not found or "" in found or len({repr(value) for value in found}) < len(found):
+        parsed = [word.strip() for word in values.split(",")]
+    if not parsed or "" in parsed or len({repr(value) for value in parsed}) < len(parsed):
         raise InputError("grid", text, "different values, separated by commas")
-    return found
+    return parsed
 
 
 def points_of(table: Mapping[str, Any], axes: Sequence[Axis]) -> list[Point]:
@@ -119,10 +121,10 @@ def points_of(table: Mapping[str, Any], axes: Sequence[Axis]) -> list[Point]:
     """
     points = []
     for i, entry in enumerate(table["algorithm"]):
-        own = [axis for axis in axes if i in axis.entries]
+        varied = [axis for axis in axes if i in axis.entries]
         name = str(entry.get("label", entry.get("name")))
-        for values in itertools.product(*[axis.values for axis in own]):
-            setting = {axis.key: value for axis, value in zip(own, values, strict=True)}
+        for values in itertools.product(*[axis.values for axis in varied]):
+            setting = {axis.key: value for axis, value in zip(varied, values, strict=True)}
             words = [name, *[f"{key}={value}" for key, value in setting.items()]]
             label = " ".join(words)
             points.append(Point(name, label, setting, {**entry, **setting, "label": label}))
@@ -139,13 +141,13 @@ class Sweep:
 
     @classmethod
     def of(cls, table: Mapping[str, Any], grid: Sequence[str], seeds: int) -> Sweep:
-        """Check the experiment, the grid, and every point of it."""
+        """Check the experiment, the grid, and every point of the grid. Return the sweep."""
         first = Experiment.of(dict(table))
         points = points_of(table, read_axes(table, grid))
         experiments = []
         for seed in range(first.seed, first.seed + seeds):
-            wider = {**copy.deepcopy(dict(table)), "seed": seed, "algorithm": [point.entry for point in points]}
-            experiments.append(Experiment.of(wider))
+            with_points = {**copy.deepcopy(dict(table)), "seed": seed, "algorithm": [p.entry for p in points]}
+            experiments.append(Experiment.of(with_points))
         return cls(table, tuple(points), tuple(experiments))
 
 
@@ -157,44 +159,48 @@ def run_sweep(
     imports: Imports | None = None,
     resume: bool = False,
 ) -> dict[str, list[Path]]:
-    """Run every point with every seed, or go on with what has not ended; return each point's run folders."""
+    """Run every point with every seed. Return the run folders by the point's label.
+
+    With `resume`, runs that have ended are not run again, and the others resume.
+    """
     folders: dict[str, list[Path]] = {point.label: [] for point in sweep.points}
     with claimed(out):
         if not resume:
             check_free(out)
         for experiment in sweep.experiments:
             prepared = prepare(experiment, data_dir, imports)
-            place = out / f"seed-{experiment.seed}"
-            found = run_experiment(prepared, place, progress, side_by_side=True, resume=resume)
-            for point, folder in zip(sweep.points, found, strict=True):
+            seed_folder = out / f"seed-{experiment.seed}"
+            run_folders = run_experiment(prepared, seed_folder, progress, side_by_side=True, resume=resume)
+            for point, folder in zip(sweep.points, run_folders, strict=True):
                 folders[point.label].append(folder)
     return folders
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One point of the grid and what came out of it, a summary row for each seed."""
+    """A point of the grid with its results: one summary row for each seed."""
 
     point: Point
     rows: tuple[Mapping[str, Any], ...]
 
     def values(self, by: By) -> list[float]:
-        """Return what each seed gave; nothing for a run that diverged or did not reach its target."""
-        return [value for value in self._given(by) if value is not None]
+        """Return the value of each seed, without runs that diverged or missed their target."""
+        return [value for value in self._by_seed(by) if value is not None]
 
-    def _given(self, by: By) -> list[float | None]:
+    def _by_seed(self, by: By) -> list[float | None]:
+        """Return the value of each seed; None for a run that diverged or missed its target."""
         return [None if row["status"] == "diverged" else row[FIELDS[by]] for row in self.rows]
 
     def mean(self, by: By) -> float | None:
-        """Return the mean over the seeds; None where a run gave nothing."""
-        return over_seeds(self._given(by))[0]
+        """Return the mean over the seeds; None if a seed has no value."""
+        return over_seeds(self._by_seed(by))[0]
 
     def spread(self, by: By) -> float:
-        """Return the standard deviation over the seeds; 0 with one."""
-        return over_seeds(self._given(by))[1]
+        """Return the standard deviation over the seeds; 0 for a single seed."""
+        return over_seeds(self._by_seed(by))[1]
 
     def rank(self, by: By) -> tuple[float, ...]:
-        """Return a key by which the better choice is the larger: first by how many seeds gave something."""
+        """Return a sort key that is larger for a better choice. The number of seeds with a value comes first."""
         values = self.values(by)
         mean = statistics.fmean(values) if values else 0.0
         tie = self.values("accuracy") if by == "rounds" else []
@@ -202,12 +208,12 @@ class Choice:
 
 
 def choices_of(points: Sequence[Point], rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Choice]:
-    """Return every point with its summary rows, which are given by its label."""
+    """Return every point with its summary rows, which `rows` holds by the point's label."""
     return [Choice(point, tuple(rows[point.label])) for point in points]
 
 
 def best_choices(choices: Sequence[Choice], by: By) -> dict[str, Choice]:
-    """Return the best point of each algorithm; of equals the first."""
+    """Return the best point of each algorithm; the first one if several are equally good."""
     best: dict[str, Choice] = {}
     for choice in choices:
         name = choice.point.algorithm
@@ -217,17 +223,19 @@ def best_choices(choices: Sequence[Choice], by: By) -> dict[str, Choice]:
 
 
 def at_the_edge(best: Choice, choices: Sequence[Choice]) -> list[str]:
-    """Return the settings whose best value is the smallest or largest that was tried, of three or more numbers.
+    """Return the settings whose best value is the smallest or the largest of the values tried.
+
+    A setting counts only if its values are numbers and at least three were tried.
 
     Examples:
         >>> grid = [Choice(Point("a", str(v), {"lr": v}, {}), ()) for v in (0.1, 0.2, 0.3)]
         >>> at_the_edge(grid[2], grid), at_the_edge(grid[1], grid)
         (['lr'], [])
     """
-    found = []
+    at_edge = []
     for key, value in best.point.setting.items():
         tried = [c.point.setting[key] for c in choices if c.point.algorithm == best.point.algorithm]
         numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in tried)
         if numbers and len(set(tried)) > 2 and value in (min(tried), max(tried)):
-            found.append(key)
-    return found
+            at_edge.append(key)
+    return at_edge

@@ -1,9 +1,9 @@
-"""The same algorithms on a real federation, carried by Flower.
+"""The same algorithms on a real federation, with Flower.
 
-`server_app` makes a Flower ServerApp whose rounds go through the same `plan` and `aggregate` as a simulation, and
-`client_app` a ClientApp that runs the local rule on the client's own data with this package's engines. Messages,
-nodes and failures live here; algorithms and engines know nothing of them. Importing this package does not import
-Flower: the two functions do.
+`server_app` makes a Flower ServerApp that runs the same round loop as a simulation. `client_app` makes a ClientApp
+that runs the local rule on the client's data with this package's engines. Messages, nodes and failures are handled
+here; algorithms and engines do not know of them. Importing this package does not import Flower; calling the two
+functions does.
 """
 
 from fedagrac.flower.client import client_app, node_partition

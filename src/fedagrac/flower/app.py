@@ -1,4 +1,4 @@
-"""A new Flower app on disk: `fedagrac flower new`."""
+"""A new Flower app on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = {
 
 
 def write_app(folder: str | Path) -> Path:
-    """Write a ready Flower app into a new or empty folder; its name becomes the app's.
+    """Write a Flower app that is ready to run into a new or empty folder. Return the folder, which names the app.
 
     Examples:
         >>> import tempfile
@@ -39,9 +39,9 @@ def write_app(folder: str | Path) -> Path:
         raise InputError("folder", str(folder), "a new or empty folder")
     make_folder(folder / package)
     write_atomically(folder / package / "__init__.py", b'"""A Flower app."""\n')
-    stored = resources.files("fedagrac.flower").joinpath("template")
+    template = resources.files("fedagrac.flower").joinpath("template")
     for target, source in FILES.items():
-        text = stored.joinpath(source).read_text(encoding="utf-8")
+        text = template.joinpath(source).read_text(encoding="utf-8")
         text = text.replace("@NAME@", name).replace("@PACKAGE@", package)
         write_atomically(folder / target.format(package=package), text.encode())
     return folder

@@ -1,7 +1,7 @@
-"""The client's side: run the local rule on this node's data, and keep nothing between rounds.
+"""The client of a federation: it runs the local rule on the data of its node.
 
-The server sends x~, c_i and the numbers of the local rule. Between the two exchanges of one round the first
-gradient waits in Flower's `Context.state`, stamped with the run and the round.
+The server sends x~, c_i and the numbers of the local rule, so the client keeps nothing between rounds. Between the
+two exchanges of a round, the first gradient is kept in Flower's `Context.state`, with the run and the round.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["LocalClient", "client_app", "node_partition"]
 
 SELF = np.zeros(1, np.int64)
-"""The one client of this node's own federation."""
+"""The number of the only client in the federation of this node."""
 
 WAITING = "fedagrac-first"
+"""The key in `Context.state` of the first gradient that waits for the second exchange."""
 
 
 def client_app(
@@ -47,19 +48,19 @@ def client_app(
     """Make the Flower ClientApp.
 
     Args:
-        model: returns the module; only its shapes matter here, the weights come from the server.
-        data: returns this node's own (inputs, targets), or a `Federation` of one client.
+        model: returns the module. Only the shapes of its weights matter, because the server sends the weights.
+        data: returns (inputs, targets) of this node, or a `Federation` of one client.
         loss: (output, target) -> scalar mean over the batch; None for cross-entropy.
-        mods: Flower's modifiers, around every exchange.
+        mods: Flower's modifiers, which wrap every exchange.
 
-    All hooks receive Flower's Context: `context.node_config["partition-id"]` says which client this is.
+    Both functions receive Flower's Context; `context.node_config["partition-id"]` is the number of the client.
     """
     require_flower()
     from flwr.app import Message as Reply
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
-    around = list(mods)
+    mod_list = list(mods)
 
     def answer(act: Callable[[LocalClient, Parcel], Parcel], needs_data: bool = True) -> Any:
         def handle(message: Message, context: Context) -> Message:
@@ -68,26 +69,28 @@ def client_app(
 
         return handle
 
-    app.query("hello", mods=around)(answer(LocalClient.hello))
-    app.query("gradient", mods=around)(answer(LocalClient.gradient))
-    app.train("steps", mods=around)(answer(LocalClient.train))
-    app.train("first", mods=around)(answer(LocalClient.first, needs_data=False))
+    app.query("hello", mods=mod_list)(answer(LocalClient.hello))
+    app.query("gradient", mods=mod_list)(answer(LocalClient.gradient))
+    app.train("steps", mods=mod_list)(answer(LocalClient.train))
+    app.train("first", mods=mod_list)(answer(LocalClient.first, needs_data=False))
     return app
 
 
 def node_partition(context: Context) -> tuple[int, int]:
-    """Return which client this node is, and how many there are: for data hooks."""
+    """Return the number of this node's client and the number of all clients."""
     client = LocalClient.idle(context)
     return client.number, client.settings.clients
 
 
 @dataclass(frozen=True, eq=False)
 class LocalClient:
-    """One client on its own machine, for the time of one message.
+    """The client of a node, while it handles one message.
 
     Attributes:
-        number: which client of the federation it is, its partition id.
-        workload: the model and this client's data alone; None where a message needs neither.
+        number: the number of the client, which is its partition id.
+        settings: the settings of the federation.
+        context: Flower's context.
+        workload: the model and the data of this client; None if the message needs neither.
     """
 
     number: int
@@ -103,21 +106,29 @@ class LocalClient:
         data: Callable[[Context], Any],
         loss: Loss | None,
     ) -> LocalClient:
-        """Build the model, load the data and check that they fit together."""
+        """Make a client: build the model, load the data and check that they fit together."""
         idle = cls.idle(context)
-        s = idle.settings
-        own = data(context)
-        federation = own if isinstance(own, Federation) else Federation.from_arrays([own])
+        settings = idle.settings
+        local_data = data(context)
+        federation = local_data if isinstance(local_data, Federation) else Federation.from_arrays([local_data])
         if federation.num_clients != 1:
             raise InputError("data", federation, "(inputs, targets) of this node, or a Federation of one client")
-        vector_model = VectorModel(model(context), _device(context), s.torch_dtype)
-        numbers = np.array([idle.number])
-        drawing = s.batch, s.sampling, float(s.weight_decay), s.seed, numbers
-        return cls(idle.number, s, context, Workload.of(vector_model, federation, loss, *drawing))
+        vector_model = VectorModel(model(context), _device(context), settings.torch_dtype)
+        workload = Workload.of(
+            vector_model,
+            federation,
+            loss,
+            settings.batch,
+            settings.sampling,
+            float(settings.weight_decay),
+            settings.seed,
+            np.array([idle.number]),
+        )
+        return cls(idle.number, settings, context, workload)
 
     @classmethod
     def idle(cls, context: Context) -> LocalClient:
-        """Read the settings alone."""
+        """Make a client from the settings alone, without model and data."""
         from fedagrac.flower.settings import Settings, partition_of
 
         settings = Settings.of(context.run_config)
@@ -130,11 +141,13 @@ class LocalClient:
         return self.workload
 
     def hello(self, ask: Parcel) -> Parcel:
-        """Say who this is; where the server sends x_1, send the full local gradient there along."""
+        """Return the number of this client, its samples and its model.
+
+        If the server sends x_1, the reply holds the full local gradient at x_1, too.
+        """
         model = self.work.model
-        theirs = ask.facts.get("model")
         if ask.facts.get("protocol") != PROTOCOL:
-            raise FedagracError(f"the server speaks protocol {ask.facts.get('protocol')}, this client {PROTOCOL}")
+            raise FedagracError(f"the server uses protocol {ask.facts.get('protocol')}, this client {PROTOCOL}")
         facts = {
             "client": self.number,
             "samples": int(self.work.federation.sizes[0]),
@@ -142,19 +155,22 @@ class LocalClient:
             "parameters": model.size,
             "dtype": str(model.dtype),
         }
-        if "x" not in ask.vectors or theirs != facts["model"]:
+        if "x" not in ask.vectors or ask.facts.get("model") != facts["model"]:
             return Parcel(facts)
         return Parcel(facts, self.gradient(ask).vectors)
 
     def gradient(self, ask: Parcel) -> Parcel:
-        """Return the local gradient at x: over all data, or over the round's first batch."""
+        """Return the local gradient at x, over all data or over the first batch of the round."""
         t = int(ask.facts["round"])
         kind = cast('Literal["full", "first"]', ask.facts["batch"])
         row = SerialEngine(self.work).gradients(self._place(ask, "x"), SELF, t, kind)[0]
         return Parcel({"client": self.number, "round": t}, {"gradient": row.cpu()})
 
     def train(self, ask: Parcel) -> Parcel:
-        """Run the local rule: so many steps as the server planned, or until this client's time is over."""
+        """Run the local rule for the steps that the server planned, or until this client's time is over.
+
+        Return the model, K_i, the training loss, and the gradients that the server asked for.
+        """
         t, x = int(ask.facts["round"]), self._place(ask, "x")
         correction = self._place(ask, "c")[None] if "c" in ask.vectors else None
         planned, mean = int(ask.facts["steps"]), bool(ask.facts["mean"])
@@ -170,9 +186,9 @@ class LocalClient:
             engine = LanesEngine(self.work) if self.settings.engine == "lanes" else SerialEngine(self.work)
             result, K = engine.run(chosen, x, SELF, t), planned
         else:
-            # K is not known yet: add the gradients up where the shortest run might need their sum
-            needed = mean and (numbers["lr"] < EXACT_BELOW or numbers["mu"] > 0)
-            result, K = self._own_time(lambda most: plan(most, needed), x, t)
+            # K is not known yet, so gradients are summed if a run of one step would need their sum
+            sum_needed = mean and (numbers["lr"] < EXACT_BELOW or numbers["mu"] > 0)
+            result, K = self._run_until_time_is_over(lambda most: plan(most, sum_needed), x, t)
         sent = {"model": result.models[0]}
         if result.first is not None and planned:
             sent["first"] = result.first[0]
@@ -184,16 +200,19 @@ class LocalClient:
         return Parcel(facts, {name: vector.cpu() for name, vector in sent.items()})
 
     def first(self, ask: Parcel) -> Parcel:
-        """Send the first gradient of the round that waits here."""
+        """Return the first gradient of the round, which was kept in the first exchange."""
         t = int(ask.facts["round"])
         stamp = self.context.state.config_records.get(WAITING)
         if stamp is None or (stamp["run"], stamp["round"]) != (str(self.context.run_id), t):
-            raise FedagracError(f"client {self.number} holds no first gradient of round {t + 1}")
+            raise FedagracError(f"client {self.number} has no first gradient of round {t + 1}")
         waiting = self.context.state.array_records[WAITING + "-vector"]["first"].numpy()
         return Parcel({"client": self.number, "round": t}, {"first": torch.from_numpy(waiting.copy())})
 
-    def _own_time(self, plan: Callable[[int], Plan], x: torch.Tensor, t: int) -> tuple[Result, int]:
-        """Run until this node's time is over: its own seconds or steps, or those of the run."""
+    def _run_until_time_is_over(self, plan: Callable[[int], Plan], x: torch.Tensor, t: int) -> tuple[Result, int]:
+        """Run for the seconds or steps of the node config, or else for the seconds of the run.
+
+        Return the result and K_i.
+        """
         rule = cast("ClientSteps", self.settings.build_steps())
         node = self.context.node_config
         most, seconds = rule.max_steps, float(rule.seconds)
@@ -207,7 +226,7 @@ class LocalClient:
         return result, int(K[0])
 
     def _keep(self, t: int, first: torch.Tensor | None) -> None:
-        """Let the first gradient wait for the second exchange of this round, in place of any other."""
+        """Keep the first gradient of this round for the second exchange, and remove an earlier one."""
         from flwr.app import Array, ArrayRecord, ConfigRecord
 
         state = self.context.state
@@ -218,12 +237,13 @@ class LocalClient:
             state[WAITING + "-vector"] = ArrayRecord({"first": Array(first.cpu().numpy())})
 
     def _place(self, ask: Parcel, name: str) -> torch.Tensor:
+        """Return a vector of the parcel on the model's device."""
         model = self.work.model
         return ask.vector(name, model.size, model.dtype).to(model.device)
 
 
 def _device(context: Context) -> torch.device:
-    """Return the device of this node: its node config's, or the CPU."""
+    """Return the device in the node config, by default the CPU."""
     name = context.node_config.get("device", "cpu")
     try:
         device = torch.device(str(name))

@@ -1,4 +1,4 @@
-"""The optional extra: Flower is imported where it is used, and its absence is said in one sentence."""
+"""The optional extra `flower`. Flower is imported only where it is used."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class MissingExtraError(FedagracError, ImportError):
 
 
 def require_flower() -> None:
-    """Raise an error that says what to install, unless Flower is."""
+    """Raise an error that says what to install if Flower is missing."""
     try:
         import flwr  # noqa: F401
     except ImportError as error:
-        said = "this needs Flower, which is not installed: pip install 'fedagrac[flower]'"
-        raise MissingExtraError(said) from error
+        message = "this needs Flower, which is not installed: pip install 'fedagrac[flower]'"
+        raise MissingExtraError(message) from error

@@ -1,7 +1,7 @@
 """A live fleet: clients on other machines, reached over Flower.
 
-The round loop, the algorithms and the records are those of a simulation. Here is only who is asked what, whose
-answer can be used, and what is done when too few answer.
+The round loop, the algorithms and the records are those of a simulation. This module decides what clients are
+asked, which replies can be used, and what happens if there are too few.
 """
 
 from __future__ import annotations
@@ -52,10 +52,13 @@ class FlowerFleet:
     """Clients that are reached by messages.
 
     Attributes:
-        settings: what the federation does.
+        settings: the settings of the federation.
         model: the module as a function of x.
-        link: the line to the clients.
-        test: the problem with test data to evaluate on; None to evaluate nothing.
+        link: the exchanges with clients.
+        test: the problem with the server's test data; None to evaluate nothing.
+        federation: None, because the clients' data are on other machines.
+        ranks: the only process that runs the server.
+        gradients: the local gradients of clients.
     """
 
     settings: Settings
@@ -71,12 +74,15 @@ class FlowerFleet:
 
     @property
     def roster(self) -> Roster:
-        """All clients, with the sample counts that they reported at the start."""
+        """All clients, with the numbers of samples that they reported at the start."""
         sizes = np.array([self.link.sizes[i] for i in range(self.settings.clients)], np.int64)
         return Roster(sizes, sizes.tolist(), sizes / sizes.sum(), self.settings.batch, self.gradients)
 
     def start(self, server: Server) -> Spent:
-        """Wait for all clients; they send their full gradients along where the algorithm needs them."""
+        """Wait for all clients and start a server. Return the cost.
+
+        If the algorithm needs full gradients at x_1, clients send them when they connect.
+        """
         begun, x = time.monotonic(), server.x
         if server.algorithm.traits.start == "gradients":
             self.link.x1 = x
@@ -88,15 +94,17 @@ class FlowerFleet:
         return Spent(time.monotonic() - begun, self.link.bytes_down, self.link.bytes_up)
 
     def restore(self, server: Server, checkpoint: Checkpoint) -> None:
-        """Go on where a run of the same settings was cut off."""
+        """Bring a server to its state at a checkpoint of a run with the same settings."""
         before, now = checkpoint.facts.identity, self.identity()
-        for key in dict.fromkeys([*now, *before]):  # a guard may have come or gone
+        for key in dict.fromkeys([*now, *before]):  # either may have a key that the other lacks, such as a guard
             if before.get(key) != now.get(key):
                 accepted = f"another folder: it holds a run with {key} = {before.get(key)!r}"
                 raise InputError("out", self.settings.out, accepted)
         clients = self.settings.clients
         if len(checkpoint.facts.sizes) != clients:
-            raise CheckpointError(f"the checkpoint cannot be used: it is not of {clients} clients")
+            raise CheckpointError(
+                f"the checkpoint cannot be used: it has {len(checkpoint.facts.sizes)} clients, expected {clients}"
+            )
         server.restore(checkpoint, np.ones(clients, np.bool_), None, self.model.device)
         self.link.sizes = dict(enumerate(checkpoint.facts.sizes))
         if checkpoint.round < self.settings.rounds:
@@ -105,11 +113,11 @@ class FlowerFleet:
         self.link.started = True
 
     def identity(self) -> dict[str, Any]:
-        """Return what a run must share with its checkpoint."""
+        """Return the settings that a run must share with its checkpoint."""
         return {**self.settings.identity(), "model": fingerprint(self.model)}
 
     def round(self, servers: Sequence[Server]) -> list[Replies]:
-        """Do one round with everyone who is connected; ask again where too few answer."""
+        """Do one round with all connected clients, and again if there are too few usable replies."""
         (server,) = servers
         t, settings = server.rounds_done, self.settings
         begun, down, up = time.monotonic(), self.link.bytes_down, self.link.bytes_up
@@ -122,14 +130,14 @@ class FlowerFleet:
                 spent = Spent(time.monotonic() - begun, self.link.bytes_down - down, self.link.bytes_up - up)
                 dropped = {client: "no usable reply" for client in asked if client not in answered}
                 return [dataclasses.replace(replies, spent=spent, asked=len(asked), dropped=dropped)]
-            self.link.note(f"fewer than min_clients = {settings.min_clients} usable replies, asked again")
+            self.link.note(f"fewer than min_clients = {settings.min_clients} usable replies, asking again")
         raise FedagracError(
             f"round {t + 1}: fewer than min_clients = {settings.min_clients} usable replies in "
             f"attempts = {settings.attempts}; run again to resume from the last checkpoint"
         )
 
     def _ask(self, server: Server) -> Replies | None:
-        """Ask everyone who is there once; return what came, or None if that is too little."""
+        """Ask all connected clients once. Return the replies, or None if there are too few."""
         rule = self.settings.build_steps()
         if isinstance(rule, ClientSteps):
             return self._ask_for_steps_and_model(server, rule)
@@ -147,10 +155,10 @@ class FlowerFleet:
         return self._replies(answered, [dict(reply.vectors) for reply in good.values()], list(good.values()))
 
     def _ask_for_steps_and_model(self, server: Server, rule: ClientSteps) -> Replies | None:
-        """Do the two exchanges of Algorithm 1: K_i and the model from all; the first gradient from the fast.
+        """Do the two exchanges of Algorithm 1: K_i and the model from all, then the first gradients of some.
 
-        The local rule is the same for any K_i, or the algorithm would have been refused, so it is planned for the
-        most steps that a client may do. Every client keeps the first gradient that it may be asked for.
+        The local rule does not depend on K_i (`Traits.needs_steps` is refused), so it is planned for the largest
+        number of steps. Every client keeps its first gradient until the second exchange.
         """
         order = self._planned(server, lambda clients: np.full(len(clients), rule.max_steps))
         if order is None:
@@ -162,8 +170,8 @@ class FlowerFleet:
         order = dataclasses.replace(order, plan=dataclasses.replace(order.plan, first_steps=longest))
         asks = {int(client): _ask(order, row, chosen=True) for row, client in enumerate(cohort.clients)}
         answers = self.link.exchange("train.steps", asks, cohort.round)
-        unasked = dataclasses.replace(order.plan, first_steps=0 * longest)
-        good = self.checked(answers, cohort, unasked, lambda _: (1, rule.max_steps))
+        without_first = dataclasses.replace(order.plan, first_steps=0 * longest)
+        good = self.checked(answers, cohort, without_first, lambda _: (1, rule.max_steps))
         if len(good) < self.settings.min_clients:
             return None
         arrived = dict(self.link.arrived)
@@ -172,9 +180,9 @@ class FlowerFleet:
         final = server.plan(done, done)
         firsts = self._ask_for_first_gradients(final)
         self.link.arrived = arrived
-        # whoever missed the second exchange contributes its mean gradient
-        came = np.array([row in firsts for row in range(len(done))])
-        plan = dataclasses.replace(final.plan, first_steps=np.where(came, final.plan.first_steps, 0))
+        # a client that missed the second exchange counts with its mean gradient
+        sent_first = np.array([row in firsts for row in range(len(done))])
+        plan = dataclasses.replace(final.plan, first_steps=np.where(sent_first, final.plan.first_steps, 0))
         vectors = [
             {**reply.vectors, **({"first": firsts[row]} if row in firsts else {})}
             for row, reply in enumerate(good.values())
@@ -182,7 +190,7 @@ class FlowerFleet:
         return self._replies(dataclasses.replace(final, plan=plan), vectors, list(good.values()))
 
     def _ask_for_first_gradients(self, order: Order) -> dict[int, Tensor]:
-        """Do the second exchange; return the first gradients by row."""
+        """Do the second exchange. Return the first gradients by row."""
         cohort = order.cohort
         rows = {int(cohort.clients[row]): int(row) for row in np.flatnonzero(order.plan.first_steps)}
         asks = {client: Parcel({"round": cohort.round}) for client in rows if client in self.link.nodes}
@@ -202,7 +210,10 @@ class FlowerFleet:
     def _planned(
         self, server: Server, steps: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
     ) -> Order | None:
-        """Plan the round with those who are there; without those whose gradient is needed and does not come."""
+        """Return the order for all connected clients, or None if there are too few.
+
+        Clients that do not send a gradient that the plan needs are left out.
+        """
         left_out: set[int] = set()
         while True:
             clients = np.array(sorted(set(self.link.nodes) - left_out), np.int64)
@@ -221,7 +232,7 @@ class FlowerFleet:
         plan: Plan,
         bounds: Callable[[int], tuple[int, int]],
     ) -> dict[int, Parcel]:
-        """Return the replies that can be used, by row of the cohort; name and drop the others."""
+        """Return the usable replies by row of the cohort. The others are dropped and noted as events."""
         good = {}
         d, dtype = self.model.size, self.model.dtype
         for row, client in enumerate(cohort.clients.tolist()):
@@ -244,39 +255,40 @@ class FlowerFleet:
         return good
 
     def _replies(self, order: Order, vectors: list[dict[str, Tensor]], answers: list[Parcel]) -> Replies:
+        """Return the replies to an order, without their cost."""
         result = _result(order, vectors, [answer.number("loss") for answer in answers])
         arrived = np.array([self.link.arrived[int(client)] for client in order.whole.clients])
         return Replies(order, result, Spent(), arrived)
 
     def evaluate(self, x: Tensor, metrics: Mapping[str, Metric]) -> dict[str, float | None]:
-        """Measure a model on the server's test data, where it has any."""
+        """Measure a model on the server's test data. Return None for every value if there are none."""
         if self.test is None:
             return dict.fromkeys(["test_accuracy", "test_loss", *metrics])
         return evaluate(self.test, x, metrics)
 
     def diagnose(self, algorithm: Algorithm, replies: Replies) -> Divergence:
-        """Return where it diverged: at the server, because a reply that is not finite never counts."""
+        """Return a divergence at the server, because replies that are not finite are dropped."""
         return Divergence(replies.order.whole.round + 1, algorithm.lr)
 
     def note(self, round: int, event: str) -> None:
-        """Log what happened to a client, and keep it for the history."""
+        """Log an event, and keep it for the history."""
         self.link.note(event)
 
     def take_events(self) -> list[str] | None:
-        """Return what was noted since the last call."""
+        """Return the events since the last call."""
         return self.link.take_events()
 
     def facts(self, sim_time: float, bytes_total: int) -> Facts:
-        """Return what a checkpoint must say: who the clients are, and which settings made the run."""
+        """Return what a checkpoint must store: costs, the clients' samples, and the settings of the run."""
         return Facts(sim_time, bytes_total, None, tuple(self.roster.sizes.tolist()), self.identity())
 
     def describe(self) -> dict[str, Any]:
-        """Return where the server runs."""
+        """Return the machine and the versions of the server."""
         return {**environment(self.model.device), "engine": "flower"}
 
 
 def _ask(order: Order, row: int, chosen: bool = False) -> Parcel:
-    """Return what one member is told; it chooses its number of steps itself where that is `chosen`."""
+    """Return the message to one member. With `chosen`, the member chooses its number of steps."""
     plan = order.plan
     facts = {
         "round": order.cohort.round,
@@ -298,11 +310,10 @@ def _result(order: Order, vectors: list[dict[str, Tensor]], loss: list[float]) -
     models = torch.stack([v["model"] for v in vectors])
     first = total = None
     if plan.first_steps.any():
-        nothing = torch.zeros_like(x)
-        asked = [v["first"] if n else nothing for v, n in zip(vectors, plan.first_steps, strict=True)]
-        first = torch.stack(asked)
+        zeros = torch.zeros_like(x)
+        first = torch.stack([v["first"] if n else zeros for v, n in zip(vectors, plan.first_steps, strict=True)])
     if any("total" in v for v in vectors):
-        # the others' sums follow from their models accurately enough, or they would have sent them too
+        # members send their sum if reconstructing it would be inaccurate; the other sums are reconstructed
         sums = []
         for row, v in enumerate(vectors):
             c = 0 if plan.correction is None else plan.correction[row]

@@ -1,6 +1,6 @@
 """Keys for trying out TLS and node authentication: a certificate authority, a server certificate, node keys.
 
-For tests and private networks: the authority's key lies beside the others, unprotected.
+They are for tests and private networks only: the authority's key is stored unprotected beside the others.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ from fedagrac.flower.extra import require_flower
 
 if TYPE_CHECKING:
     from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
 
 __all__ = ["write_keys"]
 
 DAYS = 365
+"""How long certificates are valid."""
+
+AUTHORITY = "fedagrac test authority"
 
 
 def write_keys(folder: str | Path, nodes: int = 3, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Path:
-    """Write ca.crt, ca.key, server.crt, server.key, and node-0, node-0.pub, ... into a new or empty folder.
+    """Write ca.crt, ca.key, server.crt, server.key, and node-0, node-0.pub, ... Return the folder.
 
     Args:
-        folder: where.
-        nodes: for how many nodes.
+        folder: a new or empty folder.
+        nodes: the number of nodes.
         hosts: names and addresses by which nodes and users reach the SuperLink.
     """
-    require_flower()  # which brings the library that makes keys
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
+    require_flower()  # Flower depends on the library that makes keys
     folder = Path(folder)
     count("nodes", nodes, least=0)
     if not hosts or not all(hosts):
@@ -45,65 +44,79 @@ def write_keys(folder: str | Path, nodes: int = 3, hosts: Sequence[str] = ("127.
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("folder", str(folder), "a new or empty folder: keys are never overwritten")
     make_folder(folder)
-    private = serialization.PrivateFormat
-    plain = serialization.NoEncryption()
+    _write_certificates(folder, hosts)
+    for i in range(nodes):
+        _write_node_key(folder / f"node-{i}")
+    return folder
 
-    def key() -> ec.EllipticCurvePrivateKey:
-        return ec.generate_private_key(ec.SECP384R1())
 
-    def certificate(
-        common_name: str,
-        issuer: str,
-        own: ec.EllipticCurvePrivateKey,
-        signer: ec.EllipticCurvePrivateKey,
-        authority: bool,
-    ) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)]))
-            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
-            .public_key(own.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=DAYS))
-            .add_extension(x509.BasicConstraints(authority, 0 if authority else None), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-            )
-            .add_extension(
-                x509.KeyUsage(
-                    digital_signature=True, key_cert_sign=authority, crl_sign=authority, content_commitment=False,
-                    key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,
-                    decipher_only=False,
-                ),
-                critical=True,
-            )
-        )  # fmt: skip
+def _write_certificates(folder: Path, hosts: Sequence[str]) -> None:
+    """Write the keys and certificates of the authority and of the server."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    ca_key, server_key = key(), key()
-    name = "fedagrac test authority"
-    ca = certificate(name, name, ca_key, ca_key, authority=True).sign(ca_key, hashes.SHA384())
+    ca_key, server_key = _new_key(), _new_key()
+    ca = _certificate(AUTHORITY, ca_key, ca_key, authority=True).sign(ca_key, hashes.SHA384())
     server = (
-        certificate(hosts[0], name, server_key, ca_key, authority=False)
+        _certificate(hosts[0], server_key, ca_key, authority=False)
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    pem = serialization.Encoding.PEM
-    for made, secret, signed in (("ca", ca_key, ca), ("server", server_key, server)):
-        _write(folder / f"{made}.key", secret.private_bytes(pem, private.PKCS8, plain))
-        write_atomically(folder / f"{made}.crt", signed.public_bytes(pem))
-    for i in range(nodes):
-        node = key()
-        _write(folder / f"node-{i}", node.private_bytes(pem, private.OpenSSH, plain))
-        public = node.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        write_atomically(folder / f"node-{i}.pub", public + b"\n")
-    return folder
+    for stem, key, certificate in (("ca", ca_key, ca), ("server", server_key, server)):
+        _write_secret(folder / f"{stem}.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        write_atomically(folder / f"{stem}.crt", certificate.public_bytes(Encoding.PEM))
+
+
+def _write_node_key(path: Path) -> None:
+    """Write a node's private key to `path` and its public key beside it."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    key = _new_key()
+    _write_secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    write_atomically(path.with_name(f"{path.name}.pub"), public + b"\n")
+
+
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    """Return a new private key."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _certificate(
+    subject: str, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey, authority: bool
+) -> x509.CertificateBuilder:
+    """Return a certificate of the subject's key, issued by the test authority and not yet signed."""
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    now = datetime.datetime.now(datetime.UTC)
+    usage = x509.KeyUsage(
+        digital_signature=True, key_cert_sign=authority, crl_sign=authority, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,
+        decipher_only=False,
+    )  # fmt: skip
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, AUTHORITY)]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .add_extension(x509.BasicConstraints(authority, 0 if authority else None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(usage, critical=True)
+    )
 
 
 def _host(name: str) -> x509.GeneralName:
+    """Return a host as a certificate names it: an IP address, or else a DNS name."""
     from cryptography import x509
 
     try:
@@ -112,7 +125,7 @@ def _host(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _write(path: Path, secret: bytes) -> None:
+def _write_secret(path: Path, secret: bytes) -> None:
     """Write a private key that only its owner can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secret)

@@ -1,6 +1,6 @@
-"""Exchanges with clients over Flower's Grid: who is there, what they answer, what goes wrong.
+"""Exchanges with clients over Flower's Grid: connections, replies and failures.
 
-Clients are known by their partition; which node carries a partition may change at any time.
+A client is identified by its partition. The node that has a partition may change at any time.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = ["Link", "MissedError", "RemoteGradients"]
 log = logging.getLogger("fedagrac")
 
 GRACE = 30.0
-"""Seconds after the deadline in which a late reply may still arrive, to be named and dropped."""
+"""Seconds after the deadline in which a late reply may still arrive. It is noted and dropped."""
 
 LOOK_SECONDS = 3.0
-"""How often the server looks who is connected while it waits for replies."""
+"""Seconds between two looks at which nodes are connected, while the server waits for replies."""
 
 HELLO = "query.hello"
 
 
 class MissedError(FedagracError):
-    """Clients whose answer is needed and did not come."""
+    """Clients did not send a reply that is needed."""
 
     def __init__(self, clients: list[int]) -> None:
         self.clients = clients
@@ -48,28 +48,32 @@ class MissedError(FedagracError):
 
 @dataclass(frozen=True)
 class _Sent:
+    """A message that was sent: its node, its client if that is known, its kind and its round."""
+
     node: int
     client: int | None
     kind: str
     round: int
 
     @property
-    def who(self) -> str:
+    def recipient(self) -> str:
+        """The client or the node, for events."""
         return f"node {self.node}" if self.client is None else f"client {self.client}"
 
 
 class Link:
-    """The server's line to its clients.
+    """The server's exchanges with clients.
 
     Attributes:
-        x1: where nodes that say hello before the first round compute their gradient; None where nobody needs it.
-        started: whether the first round has begun; before that, what is wrong with a node ends the run.
-        nodes: which node carries which client at present.
-        sizes: how many samples each client reported when it was first met.
+        x1: the model at which nodes compute their gradient when they connect before round 1; None if it is not
+            needed.
+        started: whether round 1 has begun. Before that, a faulty node ends the run.
+        nodes: the node of each connected client.
+        sizes: the number of samples that each client reported when it first connected.
         gradients: full local gradients at x_1, by client.
         events: what went wrong or changed since the last `take_events`, in words.
         bytes_down, bytes_up: bytes of the vectors sent and received since the start.
-        arrived: after how many seconds each client's reply to the last exchange came.
+        arrived: after how many seconds each client's reply to the last exchange arrived.
     """
 
     def __init__(self, grid: Grid, model: VectorModel, settings: Settings, x1: Tensor | None = None) -> None:
@@ -85,7 +89,7 @@ class Link:
         self._sent: dict[str, _Sent] = {}
 
     def note(self, event: str) -> None:
-        """Say what happened, here and in the history of the round."""
+        """Log an event, and keep it for the history."""
         log.warning("%s", event)
         self.events.append(event)
 
@@ -95,20 +99,20 @@ class Link:
         return events
 
     def exchange(self, kind: str, parcels: Mapping[int, Parcel], round: int) -> dict[int, Parcel]:
-        """Send each client its parcel and return the replies that came in time, by client.
+        """Send each client its parcel. Return the replies that arrive in time, by client.
 
-        Whoever did not answer, or with an error, is noted. Replies are unpacked but not checked.
+        Missing replies and errors are noted as events. Replies are unpacked but not checked.
         """
         seconds = float(self.settings.round_seconds)
         waiting = {}
         for client, parcel in parcels.items():
-            if client not in self.nodes:  # it left since the round was planned, which was noted
+            if client not in self.nodes:  # it left after the round was planned, which was noted
                 continue
             number = self._push(_Sent(self.nodes[client], client, kind, round), parcel, seconds + GRACE)
             if number is not None:
                 waiting[number] = client
         replies: dict[int, Parcel] = {}
-        carriers, begun = dict(self.nodes), time.monotonic()
+        nodes_before, begun = dict(self.nodes), time.monotonic()
         self.arrived = {}
         end, look = begun + seconds, begun + LOOK_SECONDS
         while waiting:
@@ -123,14 +127,15 @@ class Link:
             if time.monotonic() >= look:
                 look = time.monotonic() + LOOK_SECONDS
                 self._look(round)
-                for number in [n for n, client in waiting.items() if self.nodes.get(client) != carriers[client]]:
-                    del waiting[number]  # its node left or came back as another: nothing will come
+                gone = [n for n, client in waiting.items() if self.nodes.get(client) != nodes_before[client]]
+                for number in gone:  # the node left or was replaced, so its reply will not arrive
+                    del waiting[number]
         for client in waiting.values():
             self.note(f"client {client}: no reply to {kind} within {seconds:g} s")
         return replies
 
     def _push(self, sent: _Sent, parcel: Parcel, seconds: float) -> str | None:
-        """Send one message; return its number, or None where it could not be sent."""
+        """Send one message. Return its number, or None if it could not be sent."""
         from flwr.app import Message
 
         message = Message(
@@ -138,14 +143,14 @@ class Link:
         )
         numbers = list(self.grid.push_messages([message]))
         if not numbers or numbers[0] is None:
-            self.note(f"{sent.who}: the message could not be sent")
+            self.note(f"{sent.recipient}: the message could not be sent")
             return None
         self.bytes_down += parcel.nbytes
         self._sent[numbers[0]] = sent
         return numbers[0]
 
     def _pull(self, waiting: Collection[str] = ()) -> dict[str, Parcel | None]:
-        """Take in what has arrived; return the replies waited for, None where one cannot be used."""
+        """Receive all messages that have arrived. Return the awaited replies; None for one that cannot be used."""
         arrived: dict[str, Parcel | None] = {}
         for message in self.grid.pull_messages(list(self._sent)) if self._sent else ():
             number = message.metadata.reply_to_message_id
@@ -156,10 +161,10 @@ class Link:
                 arrived[number] = None
             elif sent.kind != HELLO:
                 if not message.has_error():
-                    self.note(f"{sent.who}: late reply of round {sent.round + 1}, dropped")
+                    self.note(f"{sent.recipient}: late reply of round {sent.round + 1}, dropped")
                 continue
             if message.has_error():
-                self.note(f"{sent.who}: {_reason(message.error.reason)}")
+                self.note(f"{sent.recipient}: {_reason(message.error.reason)}")
                 continue
             try:
                 reply = unpack(message.content)
@@ -169,16 +174,16 @@ class Link:
                 else:
                     arrived[number] = reply
             except BadReplyError as error:
-                self.note(f"{sent.who}: reply dropped, {error}")
+                self.note(f"{sent.recipient}: reply dropped, {error}")
         return arrived
 
     def roll_call(self, round: int) -> None:
-        """Look who is connected and take in what has arrived; wait for nobody."""
+        """Update the connected nodes and receive what has arrived, without waiting."""
         self._look(round)
         self._pull()
 
     def _look(self, round: int) -> None:
-        """Greet nodes not met before, and forget those that left."""
+        """Greet new nodes, and remove those that left."""
         present = set(self.grid.get_node_ids())
         for client, node in list(self.nodes.items()):
             if node not in present:
@@ -194,57 +199,58 @@ class Link:
                 self._push(_Sent(node, None, HELLO, round), ask, float(self.settings.wait_seconds))
 
     def meet(self, node: int, reply: Parcel) -> None:
-        """Check who a node says it is, and let it carry that client."""
+        """Check the reply of a node to a greeting, and assign its client to the node."""
         client = reply.integer("client", 0, self.settings.clients - 1)
         samples = reply.integer("samples", 1, 2**62)
         self._greetings[node] = self.settings.attempts
-        other, before = self.nodes.get(client), self.sizes.get(client, samples)
-        wrong = None
+        other_node, samples_before = self.nodes.get(client), self.sizes.get(client, samples)
+        fault = None
         if reply.facts.get("model") != fingerprint(self.model):
-            theirs = f"{reply.facts.get('parameters')} parameters, {reply.facts.get('dtype')}"
-            ours = f"{self.model.size} parameters, {self.model.dtype}"
-            accepted = f"the server's model, layer by layer ({ours}): one app for all"
-            wrong = InputError(f"model of client {client}", theirs, accepted)
-        elif before != samples:
-            wrong = InputError(f"samples of client {client}", samples, f"{before}, as when it was first met")
-        elif other is not None and not self.started:
-            accepted = f"one node for each partition: nodes {other} and {node} both have it"
-            wrong = InputError("node config partition-id", client, accepted)
-        if wrong is not None:
+            client_model = f"{reply.facts.get('parameters')} parameters, {reply.facts.get('dtype')}"
+            server_model = f"{self.model.size} parameters, {self.model.dtype}"
+            accepted = f"the server's model, layer by layer ({server_model}): all nodes must run the same app"
+            fault = InputError(f"model of client {client}", client_model, accepted)
+        elif samples_before != samples:
+            accepted = f"{samples_before}, as when it first connected"
+            fault = InputError(f"samples of client {client}", samples, accepted)
+        elif other_node is not None and not self.started:
+            accepted = f"one node for each partition: nodes {other_node} and {node} both have it"
+            fault = InputError("node config partition-id", client, accepted)
+        if fault is not None:
             if not self.started:
-                raise wrong
-            raise BadReplyError(str(wrong))
+                raise fault
+            raise BadReplyError(str(fault))
         if self.x1 is not None and not self.started:
             self.gradients[client] = reply.vector("gradient", len(self.x1), self.x1.dtype)
         if self.started:
-            self.note(f"client {client}: {'here again' if other is None else 'carried by another node now'}")
+            self.note(f"client {client}: {'connected again' if other_node is None else 'moved to another node'}")
         self.sizes[client] = samples
         self.nodes[client] = node
 
     def wait_for(self, number: int, round: int) -> None:
-        """Wait until so many clients are there."""
+        """Wait until this many clients are connected; raise FedagracError after `wait_seconds`."""
         end = time.monotonic() + float(self.settings.wait_seconds)
         self.roll_call(round)
         while len(self.nodes) < number:
             if time.monotonic() >= end:
-                why = "; ".join(dict.fromkeys(self.take_events()))
+                events = "; ".join(dict.fromkeys(self.take_events()))
                 missing = ", ".join(str(i) for i in range(self.settings.clients) if i not in self.nodes)
                 raise FedagracError(
-                    f"{len(self.nodes)} of clients = {self.settings.clients} were there within wait_seconds = "
+                    f"{len(self.nodes)} of clients = {self.settings.clients} connected within wait_seconds = "
                     f"{self.settings.wait_seconds:g}, {number} are needed before round {round + 1}; missing "
-                    f"partition-id {missing}" + (f" ({why})" if why else "")
+                    f"partition-id {missing}" + (f" ({events})" if events else "")
                 )
             time.sleep(float(self.settings.poll_seconds))
             self.roll_call(round)
 
 
 def _reason(text: str | None) -> str:
-    """Return the first line of an error that came from a client."""
+    """Return the error of a client on one line of at most 300 characters."""
     return " ".join((text or "").split())[:300] or "an error without a reason"
 
 
 class RemoteGradients:
-    """The service of gradients, asked of clients over the link; each question is asked once."""
+    """The service of gradients, which asks clients over the link. It asks each client only once."""
 
     def __init__(self, link: Link, dtype: torch.dtype) -> None:
         self._link, self._dtype = link, dtype
@@ -252,19 +258,19 @@ class RemoteGradients:
         self._rows: dict[int, Tensor] = {}
 
     def remember(self, x: Tensor, rows: Mapping[int, Tensor]) -> None:
-        """Take in full gradients at x, before the first round, that came another way."""
+        """Store full gradients at x that clients sent before round 1."""
         self._asked, self._rows = (x, 0, "full"), dict(rows)
 
     def __call__(
         self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
     ) -> Tensor:
-        """Return the gradients at x, [m, d]; raise MissedError where clients did not answer."""
+        """Return the gradients at x, [m, d]; raise MissedError if clients did not reply."""
         if self._asked is None or self._asked[1:] != (round, batch) or not torch.equal(self._asked[0], x):
             self._asked, self._rows = (x, round, batch), {}
         wanted = [int(client) for client in clients if int(client) not in self._rows]
         facts = {"round": round, "batch": batch}
-        here = {client: Parcel(facts, {"x": x}) for client in wanted if client in self._link.nodes}
-        for client, reply in self._link.exchange("query.gradient", here, round).items():
+        asks = {client: Parcel(facts, {"x": x}) for client in wanted if client in self._link.nodes}
+        for client, reply in self._link.exchange("query.gradient", asks, round).items():
             try:
                 reply.integer("round", round, round)
                 reply.integer("client", client, client)

@@ -1,7 +1,7 @@
-"""The server's side of a federation: `server_app`, and the run behind it.
+"""The server of a federation: `server_app`, and the run that it starts.
 
-It is the round loop of a simulation over a live fleet. The server holds all state, x and every client's rows, and
-writes a checkpoint after every round.
+It runs the round loop of a simulation over a live fleet. The server keeps all state, and it writes a checkpoint
+after every round.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def server_app(
         test: returns (inputs, targets) to evaluate the global model on; None to evaluate nothing.
         loss: (output, target) -> scalar mean over the batch; None for cross-entropy.
         callbacks: returns objects with on_start, on_round and on_end, such as `fedagrac.TensorBoard("board")`.
-        metrics: more measures of the test data: {name: (output, target) -> scalar}.
+        metrics: other measures of the test data: {name: (output, target) -> scalar}.
+
+    The functions `model`, `test` and `callbacks` receive Flower's Context.
     """
     require_flower()
     from flwr.serverapp import ServerApp
@@ -84,18 +86,18 @@ def server_app(
 
 
 def build_model(settings: Settings, model: Callable[[Context], nn.Module], context: Context) -> VectorModel:
-    """Build the module; random weights are those of the run's seed, as in an experiment."""
+    """Build the module with weights from the seed of the run, as in an experiment."""
     with first_weights(settings.seed):
         return VectorModel(model(context), dtype=settings.torch_dtype)
 
 
 def _log_like_flower() -> None:
-    """Send this package's messages where Flower's go, so that `flwr log` shows them."""
+    """Send this package's log messages to Flower's handlers, so that `flwr log` shows them."""
     from flwr.supercore.logger import FLOWER_LOGGER
 
-    own = logging.getLogger("fedagrac")
-    own.handlers = list(FLOWER_LOGGER.handlers)
-    own.propagate = False
+    logger = logging.getLogger("fedagrac")
+    logger.handlers = list(FLOWER_LOGGER.handlers)
+    logger.propagate = False
 
 
 def run_federation(
@@ -107,15 +109,15 @@ def run_federation(
     callbacks: Sequence[Any] = (),
     metrics: Mapping[str, Metric] | None = None,
 ) -> Run:
-    """Start or resume the run of `settings.out` and do its rounds; return the run, which has ended."""
+    """Start or resume the run in the folder `settings.out` and do its rounds. Return the run, which has ended."""
     from fedagrac.flower.settings import ClientSteps
 
     algorithm = settings.build_algorithm()
     if isinstance(settings.build_steps(), ClientSteps) and algorithm.traits.needs_steps:
         accepted = "a schedule of the server (such as constant or linear): "
-        accepted += f"{algorithm.name}'s local rule needs K_i before it starts, clients must not choose it"
+        accepted += f"the local rule of {algorithm.name} needs K_i before it starts, so clients cannot choose K_i"
         raise InputError("steps.kind", "client", accepted)
-    watching = checked_callbacks(callbacks)
+    user_callbacks = checked_callbacks(callbacks)
     setup = settings.setup(loss, metrics)
     fleet = FlowerFleet(settings, model, Link(grid, model, settings))
     if test is not None:
@@ -124,30 +126,30 @@ def run_federation(
     folder = RunFolder(Path(settings.out))
     described = settings.model_dump(mode="json", exclude_none=True)
     experiment = {**described, "algorithm": [{**described["algorithm"], "label": algorithm.name}]}
-    own = [KeepRun(folder.path, experiment), Checkpoints(folder, every=1, always=True), LogRounds(folder.path)]
+    storing = [KeepRun(folder.path, experiment), Checkpoints(folder, every=1, always=True), LogRounds(folder.path)]
     server = Server(algorithm, {"x": model.initial()}, ClientTable(settings.clients))
-    run = Run(server, fleet, setup, [*own, *watching])
+    run = Run(server, fleet, setup, [*storing, *user_callbacks])
     with claimed(folder.path):
-        stored = folder.last_checkpoint()
-        if stored is None and folder.history.exists() and folder.history.stat().st_size:
+        checkpoint = folder.last_checkpoint()
+        if checkpoint is None and folder.history.exists() and folder.history.stat().st_size:
             raise InputError("out", settings.out, "a new folder: this one holds a run without a checkpoint")
-        run.begin(stored)
+        run.begin(checkpoint)
         run_rounds([run])
     return run
 
 
 class LogRounds(Callback):
-    """Logs a line for every round, which `flwr log` shows."""
+    """Log a line for every round, which `flwr log` shows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def on_round(self, run: Run, record: RoundRecord) -> None:
-        """Log who answered and what was measured."""
+        """Log how many clients replied, and the test results."""
         measured = {"test_accuracy": record.test_accuracy, "test_loss": record.test_loss, **record.metrics}
         shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items() if value is not None)
-        clients = record.round, record.clients, record.asked
-        log.info("round %d: %d of %d clients, train loss %.4f %s", *clients, record.train_loss, shown)
+        text = "round %d: %d of %d clients, train loss %.4f %s"
+        log.info(text, record.round, record.clients, record.asked, record.train_loss, shown)
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
         """Log how the run ended."""

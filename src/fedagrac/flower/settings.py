@@ -1,6 +1,6 @@
-"""The settings of a federation: [tool.flwr.app.config] of the app, checked and typed.
+"""The settings of a federation, in [tool.flwr.app.config] of the app.
 
-Flower hands them over as one flat table of dotted keys to the server and to every client, so both read the same.
+Flower passes the same flat table of dotted keys to the server and to every client.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = ["ClientSteps", "Settings", "partition_of"]
 Number = StrictInt | StrictFloat
 
 PLANNED = {kind: schedule for kind, schedule in STEPS.items() if kind != "devices"}
-"""Schedules that a server can plan by; real devices are as fast as they are."""
+"""Step schedules for a server. Simulated devices are excluded, because a federation has real ones."""
 
 
 class ClientSteps(StrictTable):
-    """[steps] with kind = "client": every client runs until its time is over and reports how many steps it did.
+    """[steps] with kind = "client": every client runs until its time is over and reports the number of its steps.
 
     Attributes:
-        seconds: a client's time per round; its node config may say otherwise (seconds, or a number of steps).
-        max_steps: no client does more; a reply that claims more is dropped.
+        seconds: a client's time per round; the keys `seconds` and `steps` of its node config take precedence.
+        max_steps: the largest number of steps; a reply with more is dropped.
     """
 
     kind: Literal["client"]
@@ -46,15 +46,17 @@ class ClientSteps(StrictTable):
 
 
 class Settings(StrictTable):
-    """What the federation does.
+    """The settings of a federation.
 
     Attributes:
-        clients: M, the number of partitions; all must be there before round 1.
-        min_clients: a round goes on with this many replies; None for all clients.
+        clients: M, the number of partitions; all must be connected before round 1.
+        min_clients: the smallest number of usable replies in a round; 0 for all clients.
         round_seconds: how long the server waits for the replies to one exchange.
-        wait_seconds: how long it waits for nodes: before round 1, and when fewer than min_clients are there.
-        out: the run folder, on the server.
-        app: the app's own settings, free for its hooks.
+        wait_seconds: how long it waits for nodes before round 1, and if fewer than min_clients are connected.
+        poll_seconds: how often it looks for replies.
+        attempts: how often it asks in one round, and how often it greets a node.
+        out: the run folder on the server.
+        app: settings for the functions of the app.
 
     Examples:
         >>> Settings.of({"clients": 3, "algorithm.name": "fedavg", "algorithm.lr": 0.1}).min_clients
@@ -85,7 +87,7 @@ class Settings(StrictTable):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
-        """Check Flower's flat run config and return the settings it describes."""
+        """Check Flower's flat run config. Return the settings."""
         try:
             settings = cls.model_validate(_nested(config))
         except ValidationError as error:
@@ -102,7 +104,7 @@ class Settings(StrictTable):
         return settings
 
     def check(self) -> None:
-        """Build what can be built, so that what is wrong is said now."""
+        """Check the settings, some of them by building their objects."""
         count("clients", self.clients, most=MOST_CLIENTS)
         for field in ("rounds", "eval_every", "attempts", "min_clients"):
             count(field, getattr(self, field))
@@ -133,7 +135,7 @@ class Settings(StrictTable):
             return self.algorithm.build()
 
     def build_steps(self) -> StepSchedule | ClientSteps:
-        """Make the step schedule of the server, or the rule by which clients choose."""
+        """Make the server's step schedule, or the rule by which clients choose their steps."""
         with section("steps"):
             if self.steps.get("kind") == "client":
                 for key, value in self.steps.items():
@@ -150,7 +152,7 @@ class Settings(StrictTable):
 
     @property
     def batch(self) -> int | None:
-        """Samples per step; None for all."""
+        """The samples per step; None for all samples of a client."""
         return None if self.batch_size == "full" else self.batch_size
 
     @property
@@ -174,14 +176,17 @@ class Settings(StrictTable):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that make a run what it is: a run resumes only under the same."""
-        free = ("rounds", "round_seconds", "wait_seconds", "poll_seconds", "attempts", "out", "name", "eval_every")
-        identity = self.model_dump(mode="json", exclude_none=True)
-        return {key: value for key, value in identity.items() if key not in (*free, "min_clients", "stop", "app")}
+        """Return the settings that must stay the same when a run resumes."""
+        changeable = {
+            "rounds", "round_seconds", "wait_seconds", "poll_seconds", "attempts", "out", "name", "eval_every",
+            "min_clients", "stop", "app",
+        }  # fmt: skip
+        settings = self.model_dump(mode="json", exclude_none=True)
+        return {key: value for key, value in settings.items() if key not in changeable}
 
 
 def partition_of(node_config: Mapping[str, Any], clients: int) -> int:
-    """Return which client this node is.
+    """Return the number of this node's client.
 
     Examples:
         >>> partition_of({"partition-id": 2}, clients=3)
@@ -198,7 +203,7 @@ def partition_of(node_config: Mapping[str, Any], clients: int) -> int:
 
 
 def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables out of dotted keys; a string that begins with [ or { is JSON, for Flower has no lists."""
+    """Return nested tables from dotted keys. Flower has no lists, so a string that begins with [ or { is JSON."""
     nested: dict[str, Any] = {}
     for key, value in config.items():
         table = nested

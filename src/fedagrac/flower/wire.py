@@ -1,6 +1,6 @@
-"""What travels: a parcel of a few facts and a few vectors, as Flower records and back.
+"""The content of messages: parcels of facts and vectors, and their conversion to and from Flower's records.
 
-Everything that arrives is checked here before anything is computed with it.
+Everything that arrives is checked here before it is used.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["PROTOCOL", "BadReplyError", "Parcel", "fingerprint", "pack", "unpack"]
 
 PROTOCOL = 1
-"""The version of what travels; server and clients must agree."""
+"""The version of the messages, which must be the same on the server and on all clients."""
 
 FACTS, VECTORS = "facts", "vectors"
 
 
 class BadReplyError(FedagracError):
-    """A reply that cannot be used, and why."""
+    """A reply that cannot be used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +58,11 @@ class Parcel:
 
     @property
     def nbytes(self) -> int:
-        """The size of the vectors; facts weigh nothing beside them."""
+        """The bytes of the vectors. Facts are small and do not count."""
         return sum(vector.numel() * vector.element_size() for vector in self.vectors.values())
 
     def vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
-        """Return a vector of this length and type, all of it finite."""
+        """Return a vector; raise BadReplyError unless it has this length and type and is finite."""
         if name not in self.vectors:
             raise BadReplyError(f"{name} is missing")
         vector = self.vectors[name]
@@ -75,7 +75,7 @@ class Parcel:
         return vector
 
     def integer(self, name: str, least: int, most: int) -> int:
-        """Return a whole number between two bounds."""
+        """Return an integer; raise BadReplyError unless it is between two bounds."""
         value = self.facts.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             wanted = f"{least}" if least == most else f"an integer from {least} to {most}"
@@ -83,7 +83,7 @@ class Parcel:
         return value
 
     def number(self, name: str) -> float:
-        """Return a finite number."""
+        """Return a number; raise BadReplyError unless it is finite."""
         value = self.facts.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise BadReplyError(f"{name} = {shown(value)}, expected a finite number")
@@ -91,7 +91,9 @@ class Parcel:
 
 
 def fingerprint(model: VectorModel) -> str:
-    """Return what must be equal on the server and on every client: names, shapes and type of the parameters.
+    """Return a hash of the names, the shapes and the type of the parameters.
+
+    It must be the same on the server and on every client.
 
     Examples:
         >>> from fedagrac.models.vector import VectorModel
@@ -111,21 +113,21 @@ def pack(parcel: Parcel) -> RecordDict:
 
 
 def unpack(content: RecordDict) -> Parcel:
-    """Return Flower's records as a parcel; what cannot be read is a bad reply."""
+    """Return Flower's records as a parcel; raise BadReplyError if they cannot be read."""
     try:
         facts = dict(content.config_records[FACTS])
         vectors = {name: _vector(array.data) for name, array in content.array_records[VECTORS].items()}
-    except Exception as error:  # the sender decides what is in there
-        said = shown(str(error))
-        raise BadReplyError(f"its content cannot be read ({type(error).__name__}: {said})") from error
+    except Exception as error:  # the content is untrusted, so any error is possible
+        reason = shown(str(error))
+        raise BadReplyError(f"its content cannot be read ({type(error).__name__}: {reason})") from error
     return Parcel(facts, vectors)
 
 
 def _vector(data: bytes) -> Tensor:
     """Return the vector in the bytes of a .npy file.
 
-    numpy.load makes an array as large as the header says before it looks for the numbers; here the header must fit
-    the bytes that came. Pickled objects are not numbers and are refused by their type.
+    numpy.load allocates an array as large as the header says before it reads the numbers. Here the header must
+    match the number of bytes. Pickled objects are refused by their type.
     """
     file = io.BytesIO(data)
     header = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}.get(read_magic(file))
@@ -133,8 +135,8 @@ def _vector(data: bytes) -> Tensor:
         raise ValueError("another version of .npy")
     shape, _, dtype = header(file)
     if dtype.kind not in "biuf":
-        raise ValueError(f"{shown(dtype)} is no type of numbers")
-    came = len(data) - file.tell()
-    if came != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{came} bytes for an array of shape {shown(shape)}")
+        raise ValueError(f"{shown(dtype)} is not a type of numbers")
+    received = len(data) - file.tell()
+    if received != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{received} bytes for an array of shape {shown(shape)}")
     return torch.from_numpy(np.frombuffer(data, dtype, offset=file.tell()).reshape(shape).copy())

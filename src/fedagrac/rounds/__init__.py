@@ -1,1 +1,1 @@
-"""The round loop: servers, fleets, and what happens between two rounds."""
+"""The round loop: servers, fleets, and everything that happens between two rounds."""

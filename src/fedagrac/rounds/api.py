@@ -1,4 +1,4 @@
-"""Simulations: `simulate` and `simulate_many`."""
+"""Functions that run simulations: `simulate` and `simulate_many`."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def simulate(
 ) -> SimulationResult:
     """Run a federated optimization and return its history and final model.
 
-    `model` is any nn.Module; its weights as given are x_1, and it is not changed. `resume` goes on from a
-    checkpoint as if the run had never stopped; `callbacks` watch and may end the run. All other options are those
-    of `Setup`, where each is described.
+    `model` is any nn.Module. Its weights are x_1, and it is not changed. `resume` is a checkpoint to resume from;
+    the results are those of an uninterrupted run. `callbacks` watch the run and may end it. `Setup` describes all
+    other options.
 
     Examples:
         >>> import fedagrac as fg
@@ -91,19 +91,19 @@ def simulate_many(
     resume: Sequence[Checkpoint | None] | None = None,
     **options: Any,
 ) -> list[SimulationResult]:
-    """Run several algorithms, or one with several settings, side by side; return a result for each.
+    """Run several algorithms, or one with several settings, side by side. Return a result for each.
 
-    The clients of all runs step together as one wider batch of lanes, which pays for small models. Every run has
-    the numbers that `simulate` gives it alone, apart from rounding and from where dropout falls; its `wall_time`
-    is that of all of them.
+    The clients of all runs step together as one wider batch of lanes, which is faster for small models. Every run
+    has the same numbers as with `simulate`, apart from rounding and from dropout. Its `wall_time` is the time of
+    all runs together.
 
     Args:
-        model: any nn.Module; its weights as given are x_1 of every run.
+        model: any nn.Module; its weights are x_1 of every run.
         federation: the clients and their data.
         algorithms: one per run.
-        rounds: how many rounds at most. A run that stops or diverges leaves the others alone.
-        callbacks: for each run its own.
-        resume: for each run where it goes on from, all after the same round.
+        rounds: the largest number of rounds. A run that stops or diverges does not end the others.
+        callbacks: one sequence per run.
+        resume: one checkpoint per run to resume from, all after the same round.
         options: as in `simulate`.
 
     Examples:
@@ -117,13 +117,13 @@ def simulate_many(
     """
     if not algorithms:
         raise InputError("algorithms", algorithms, "at least one algorithm")
-    each = [()] * len(algorithms) if callbacks is None else callbacks
-    if len(each) != len(algorithms):
+    callbacks_of_runs = [()] * len(algorithms) if callbacks is None else callbacks
+    if len(callbacks_of_runs) != len(algorithms):
         accepted = f"one sequence of callbacks for each of {len(algorithms)} algorithms"
-        raise InputError("callbacks", len(each), accepted)
+        raise InputError("callbacks", len(callbacks_of_runs), accepted)
     checkpoints = [None] * len(algorithms) if resume is None else list(resume)
     setup = Setup.of(rounds=rounds, **options)
-    return _simulate(model, federation, list(algorithms), setup, each, checkpoints)
+    return _simulate(model, federation, list(algorithms), setup, callbacks_of_runs, checkpoints)
 
 
 def _simulate(
@@ -134,10 +134,11 @@ def _simulate(
     callbacks: Sequence[Sequence[Any]],
     resume: Sequence[Checkpoint | None],
 ) -> list[SimulationResult]:
+    """Check what a simulation is made of and run it. Return a result for each algorithm."""
     check_kind("federation", federation, Federation)
     for algorithm in algorithms:
         check_kind("algorithm", algorithm, Algorithm)
-    checked = [checked_callbacks(own) for own in callbacks]
+    checked = [checked_callbacks(callbacks_of_run) for callbacks_of_run in callbacks]
     return run_on(Simulated.of(model, federation, setup), algorithms, checked, resume)
 
 
@@ -147,24 +148,24 @@ def run_on(
     callbacks: Sequence[Sequence[Any]],
     resume: Sequence[Checkpoint | None],
 ) -> list[SimulationResult]:
-    """Run algorithms side by side on a fleet; return a result for each.
+    """Run algorithms side by side on a fleet. Return a result for each.
 
     Args:
-        fleet: the clients. It may have served other runs before.
+        fleet: the clients. Earlier runs may have used the same fleet.
         algorithms: one per run.
-        callbacks: for each run its own.
-        resume: for each run where it goes on from, all after the same round; None to begin.
+        callbacks: one sequence per run.
+        resume: one checkpoint per run to resume from, all after the same round; None for runs that start.
     """
     started = time.perf_counter()
-    done = [0 if checkpoint is None else checkpoint.round for checkpoint in resume]
-    if len(resume) != len(algorithms) or len(set(done)) > 1:
-        raise InputError("resume", f"rounds {done}", f"{len(algorithms)} checkpoints after the same round")
-    if resume[0] is not None and done[0] >= fleet.setup.rounds:
-        raise InputError("resume", f"round {done[0]}", f"a checkpoint before round {fleet.setup.rounds}")
+    rounds_done = [0 if checkpoint is None else checkpoint.round for checkpoint in resume]
+    if len(resume) != len(algorithms) or len(set(rounds_done)) > 1:
+        raise InputError("resume", f"rounds {rounds_done}", f"{len(algorithms)} checkpoints after the same round")
+    if resume[0] is not None and rounds_done[0] >= fleet.setup.rounds:
+        raise InputError("resume", f"round {rounds_done[0]}", f"a checkpoint before round {fleet.setup.rounds}")
     with fleet.ready(len(algorithms), None if resume[0] is None else resume[0].facts):
         runs = []
-        for algorithm, own, checkpoint in zip(algorithms, callbacks, resume, strict=True):
-            run = Run(fleet.server(algorithm), fleet, fleet.setup, own, started=started)
+        for algorithm, callbacks_of_run, checkpoint in zip(algorithms, callbacks, resume, strict=True):
+            run = Run(fleet.server(algorithm), fleet, fleet.setup, callbacks_of_run, started=started)
             run.begin(checkpoint)
             runs.append(run)
         return run_rounds(runs)

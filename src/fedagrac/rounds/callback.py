@@ -1,4 +1,4 @@
-"""What a callback is: the one way in which anything outside watches or ends a run."""
+"""The protocol of callbacks. Code outside the round loop watches and ends a run through callbacks only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ __all__ = ["Callback", "checked_callbacks"]
 
 @runtime_checkable
 class Callback(Protocol):
-    """Called at the start, after every round and at the end of a run; inherit and override what you need.
+    """An object that a run calls at its start, after every round and at its end.
+
+    Inherit from this class and override the methods you need.
 
     Examples:
         >>> class Print(Callback):
@@ -26,21 +28,21 @@ class Callback(Protocol):
 
     def on_start(self, run: Run) -> None:
         """Act before the first round."""
-        return  # or the method would count as abstract
+        return  # a body of only a docstring would make the method abstract
 
     def on_round(self, run: Run, record: RoundRecord) -> None:
         """Act after every round; `run.stop(reason)` ends the run.
 
-        `run.cohort`, `run.plan` and `run.replies` are those of this round.
+        `run.cohort`, `run.plan` and `run.replies` belong to this round.
         """
         return
 
     def on_interrupt(self, run: Run) -> None:
-        """Act when the process is asked to end (Ctrl-C, SIGTERM); the history holds the rounds that stand."""
+        """Act when the process is asked to end (Ctrl-C, SIGTERM); the history holds the complete rounds."""
         return
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
-        """Act after the last round, whatever ended the run."""
+        """Act after the last round, for whatever reason the run ended."""
         return
 
 
@@ -48,7 +50,7 @@ REQUIRED = ("on_start", "on_round", "on_end")
 
 
 class _Observer(Callback):
-    """A callback of the user's that does not inherit from `Callback` and has nothing to do on interrupts."""
+    """Wrap a user's callback that neither inherits from `Callback` nor has `on_interrupt`."""
 
     def __init__(self, callback: Any) -> None:
         self.on_start = callback.on_start  # type: ignore[method-assign]
@@ -57,7 +59,7 @@ class _Observer(Callback):
 
 
 def checked_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
-    """Return the callbacks; raise InputError for what is none.
+    """Return the callbacks; raise InputError for an object that is not a callback.
 
     Examples:
         >>> checked_callbacks([3])

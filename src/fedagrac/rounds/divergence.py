@@ -1,6 +1,7 @@
-"""Why a run left the finite numbers: which client was the first, after how many of its steps, and what may help.
+"""The diagnosis of a diverged run: which client was the first, after how many steps, and what may help.
 
-It is asked once, when the run has ended, and gives up after some seconds: a diagnosis may not hold up other runs.
+A run is diagnosed once, when it has ended. The search stops after a few seconds, so that it does not delay other
+runs.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ if TYPE_CHECKING:
 __all__ = ["Divergence", "diagnose"]
 
 SECONDS = 5.0
-"""How long the first step that is not finite may be looked for."""
+"""How long to search for the first step that is not finite."""
 
 THEORY_SECONDS = 2.0
-"""How long theory may look for a stable step size."""
+"""How long to search for a stable step size."""
 
 STAYED, CUT_OFF = -1, -2
-"""In place of a number of steps: the client stayed finite or was later than another, or nobody knows."""
+"""Used in place of a number of steps: the client stayed finite as far as it ran, or time or memory ran out."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a run left the finite numbers.
+    """Where a run diverged.
 
     Attributes:
-        round: from 1.
+        round: the round, counted from 1.
         lr: the eta of the run.
-        client: whose model or loss was the first, or else the lowest number among several; None where all clients
-            stayed finite and the server's step did not.
-        step: after how many of its local steps; None where that was not found.
-        steps: how many it was to do.
+        client: the first client whose model or loss was not finite, or the one with the lowest number if the first
+            is not known; None if all clients stayed finite and the server's model did not.
+        step: after how many of its local steps; None if that is not known.
+        steps: how many steps the client was asked to do.
         clients: how many clients of the round did not stay finite.
-        stable_lr: the eta below which theory calls the algorithm stable here; None where it does not say.
+        stable_lr: the eta below which the algorithm is stable in theory; None if theory gives none.
 
     Examples:
         >>> str(Divergence(round=3, lr=2.0, client=4, step=7, steps=20, clients=2))
@@ -91,23 +92,25 @@ def diagnose(
     x: Tensor,
     result: Result,
 ) -> Divergence:
-    """Find out who diverged in a round: the same on all processes, each of which runs its own clients once more.
+    """Find the client that diverged first in a round. Return the same diagnosis on all processes.
+
+    Each process runs its diverged clients once more.
 
     Args:
         workload: the problem.
         ranks: the processes that share the simulation.
-        algorithm: what ran.
-        cohort: all that took part in the round.
-        plan: what those that this process runs were asked to do.
-        x: where they started.
+        algorithm: the algorithm that ran.
+        cohort: all clients of the round.
+        plan: what the clients of this process were asked to do.
+        x: the model that they started from.
         result: what they replied.
     """
-    own = np.flatnonzero(ranks.own(cohort.clients))
+    local = np.flatnonzero(ranks.own(cohort.clients))
     lost = np.flatnonzero(~result.finite())
-    told = torch.zeros(len(cohort), dtype=torch.int64)
-    own_steps = _steps_until_lost(workload, plan.part(lost), x, cohort.clients[own[lost]], cohort.round)
-    told[torch.from_numpy(own[lost])] = torch.from_numpy(own_steps)
-    steps = ranks.total(told).numpy()  # all processes come here, and know the same from here on
+    known_here = torch.zeros(len(cohort), dtype=torch.int64)
+    local_steps = _steps_until_lost(workload, plan.part(lost), x, cohort.clients[local[lost]], cohort.round)
+    known_here[torch.from_numpy(local[lost])] = torch.from_numpy(local_steps)
+    steps = ranks.total(known_here).numpy()  # from here on, all processes know the same
     stable = ranks.agree(_stable_lr(workload, algorithm, cohort) if ranks.rank == 0 else None)
     number, lost = cohort.round + 1, np.flatnonzero(steps)
     if not len(lost):
@@ -117,15 +120,25 @@ def diagnose(
         client = int(cohort.clients[lost[0]])
         return Divergence(number, algorithm.lr, client, clients=len(lost), stable_lr=stable)
     first = known[np.argmin(steps[known])]
-    found = int(cohort.clients[first]), int(steps[first]), int(cohort.steps[first])
-    return Divergence(number, algorithm.lr, *found, len(lost), stable)
+    return Divergence(
+        round=number,
+        lr=algorithm.lr,
+        client=int(cohort.clients[first]),
+        step=int(steps[first]),
+        steps=int(cohort.steps[first]),
+        clients=len(lost),
+        stable_lr=stable,
+    )
 
 
 def _steps_until_lost(
     workload: Workload, plan: Plan, x: Tensor, clients: npt.NDArray[np.int64], round: int
 ) -> npt.NDArray[np.int64]:
-    """Return after how many steps each client's model or loss is not finite; only the first need be right."""
-    until = time.perf_counter() + SECONDS
+    """Return after how many steps each client's model or loss is not finite.
+
+    Only the smallest number is exact, because each client runs no further than the smallest number so far.
+    """
+    deadline = time.perf_counter() + SECONDS
     losses: list[Tensor] = []
 
     def watched(output: Tensor, target: Tensor) -> Tensor:
@@ -136,35 +149,35 @@ def _steps_until_lost(
         return all(bool(torch.isfinite(values).all()) for values in (*losses, *workload.model.parameters))
 
     engine = SerialEngine(replace(workload, loss=watched))
-    found = np.full(len(clients), STAYED)
+    lost_after = np.full(len(clients), STAYED)
     for i in range(len(clients)):
-        earlier = found[found > 0]
+        earlier = lost_after[lost_after > 0]
         most = min(int(plan.steps[i]), int(earlier.min()) - 1 if len(earlier) else int(plan.steps[i]))
 
         def over(k: int, i: int = i, most: int = most) -> bool:
             if not finite():
-                found[i] = k
-            elif k < most and time.perf_counter() > until:
-                found[i] = CUT_OFF
-            return found[i] != STAYED or k >= most
+                lost_after[i] = k
+            elif k < most and time.perf_counter() > deadline:
+                lost_after[i] = CUT_OFF
+            return lost_after[i] != STAYED or k >= most
 
         if not most:
             continue
         try:
             engine.run_until(plan.part(np.array([i])), x, clients[i : i + 1], round, over)
-        except RuntimeError:  # there may be no memory left
-            found[i] = CUT_OFF
-    return found
+        except RuntimeError:  # for example, no memory is left
+            lost_after[i] = CUT_OFF
+    return lost_after
 
 
 def _stable_lr(workload: Workload, algorithm: Algorithm, cohort: Cohort) -> float | None:
-    """Return the largest stable eta of a convex problem, where it can be had and is below the one that ran."""
+    """Return the largest stable eta of a convex problem; None if it is unknown or above the eta of the run."""
     if not cohort.everyone:
         return None
     try:
         from fedagrac.theory.stability import stable_lr
 
-        found = stable_lr(workload, algorithm, cohort.steps, cohort.epoch_steps, THEORY_SECONDS)
+        stable = stable_lr(workload, algorithm, cohort.steps, cohort.epoch_steps, THEORY_SECONDS)
     except (FedagracError, ImportError, ArithmeticError, np.linalg.LinAlgError, RuntimeError):
-        return None  # scipy is not there, or the theory does not speak of this problem
-    return found if found is not None and found < algorithm.lr else None
+        return None  # scipy is not installed, or the theory does not cover this problem
+    return stable if stable is not None and stable < algorithm.lr else None

@@ -1,4 +1,4 @@
-"""How good a model is on the test data."""
+"""The evaluation of a model on the test data."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["Metric", "evaluate"]
 
 Metric = Callable[["Tensor", "Tensor"], "Tensor | float"]
-"""(output, target) -> scalar, over the whole test set."""
+"""A function (output, target) -> scalar over the whole test set."""
 
 CHUNKS = {"cpu": 512, "cuda": 4096}
-"""Samples at a time: on a CPU what fits its caches (half the time of 4096 for a small CNN)."""
+"""Samples per batch. On a CPU, 512 fit its caches and take half the time of 4096 for a small CNN."""
 
 
 def evaluate(workload: Workload, x: Tensor, metrics: Mapping[str, Metric]) -> dict[str, float | None]:
-    """Return test_loss, test_accuracy (None where the task is not classification) and the metrics.
+    """Return test_loss, test_accuracy and the metrics by name.
 
-    Without test data every value is None.
+    test_accuracy is None if the task is not classification. Without test data every value is None.
     """
     names = ["test_accuracy", "test_loss", *metrics]
     if workload.test is None:
@@ -36,7 +36,7 @@ def evaluate(workload: Workload, x: Tensor, metrics: Mapping[str, Metric]) -> di
     module = workload.model.module
     workload.model.bind(x)
     module.eval()
-    # kept on the device: reading a number would wait for every chunk
+    # sums stay on the device, because reading a number would wait for every chunk
     loss = torch.zeros((), dtype=torch.float64, device=x.device)
     correct = torch.zeros((), dtype=torch.int64, device=x.device)
     chunk = CHUNKS.get(x.device.type, 4096)

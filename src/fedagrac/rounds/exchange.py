@@ -1,7 +1,7 @@
-"""What passes between a server and its fleet: an order goes out, replies come back.
+"""What a server and its fleet exchange: the server sends an order, the fleet returns replies.
 
-Replies may be fewer than were asked for, arrive at different times and hold fewer steps than were planned. The
-server takes in what it is given; which replies count is decided by the fleet and by the guard.
+There may be fewer replies than clients that were asked. Replies may arrive at different times and hold fewer steps
+than were planned. The fleet and the guard decide which replies count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["ClientReply", "Order", "Replies", "Spent", "step_lengths"]
 
 @dataclass(frozen=True)
 class Spent:
-    """What an exchange cost: seconds on the fleet's clock, bytes to the clients and bytes from them."""
+    """The cost of an exchange: seconds on the fleet's clock, bytes to the clients, and bytes from them."""
 
     seconds: float = 0.0
     down: int = 0
@@ -40,9 +40,9 @@ class Order:
     Attributes:
         x: the model that clients start from.
         whole: all members of the cohort.
-        cohort: the members that this process answers for; all of them unless several processes share the fleet.
-        rows: what the server keeps of those members.
-        plan: what they are to do. In replies, its steps are those that were really done.
+        cohort: the members that this process runs; all of them unless several processes share the fleet.
+        rows: the vectors that the server keeps for the members in `cohort`.
+        plan: what the members in `cohort` are asked to do. In replies, its steps are those that were done.
     """
 
     x: Tensor
@@ -53,19 +53,19 @@ class Order:
 
     @property
     def local(self) -> npt.NDArray[np.bool_]:
-        """Which members of the whole cohort this process answers for."""
+        """Which members of the whole cohort this process runs, [m]."""
         return np.isin(self.whole.clients, self.cohort.clients)
 
     def alone(self, members: npt.NDArray[np.int64]) -> Order:
-        """Return the order of some members of the whole cohort, their weights normalised over them."""
+        """Return the order for some members of the whole cohort, with weights normalised over these members."""
         local = self.local
         kept = np.isin(np.arange(len(self.whole)), members)
         rows = np.flatnonzero(kept[local])
-        rest = self.whole.alone(members)
+        remaining = self.whole.alone(members)
         return Order(
             x=self.x,
-            whole=rest,
-            cohort=rest if local.all() else rest.part(local[members], self.cohort.total),
+            whole=remaining,
+            cohort=remaining if local.all() else remaining.part(local[members], self.cohort.total),
             rows={name: values[torch.from_numpy(rows)] for name, values in self.rows.items()},
             plan=self.plan.part(rows),
         )
@@ -73,11 +73,11 @@ class Order:
 
 @dataclass(frozen=True)
 class ClientReply:
-    """What one client replied, in numbers.
+    """The numbers of one client's reply.
 
     Attributes:
-        client: its number.
-        steps: how many local steps it did.
+        client: the number of the client.
+        steps: the number of its local steps.
         loss: its mean training loss over those steps.
         length: |x_i - x~| / (eta_i K_i), the length of its mean step per unit of step size.
     """
@@ -90,17 +90,17 @@ class ClientReply:
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """What came back of an order.
+    """The replies to an order.
 
-    Iterating gives a `ClientReply` for each member that this process answers for.
+    Iterating yields a `ClientReply` for each member that this process runs.
 
     Attributes:
         order: the part of the order that was answered.
-        result: what its members replied, in the order of `order.cohort`.
-        spent: what the round cost, including clients that do not count.
-        arrived: after how many seconds of the round each reply came, in the order of `order.whole`.
-        asked: how many clients were asked; None where whoever is asked answers.
-        dropped: why each client that was asked does not count, by its number.
+        result: the replies of its members, in the order of `order.cohort`.
+        spent: the cost of the round, including clients that do not count.
+        arrived: after how many seconds of the round each reply arrived, in the order of `order.whole`.
+        asked: how many clients were asked; None if every client that is asked replies.
+        dropped: why each client that was asked but does not count was dropped, by its number.
     """
 
     order: Order
@@ -120,19 +120,19 @@ class Replies:
             yield ClientReply(int(client), int(steps[row]), loss[row], float(lengths[row]))
 
     def without(self, dropped: Mapping[int, str]) -> Replies:
-        """Return the replies of the other clients; all of them where none would be left."""
-        known = {**self.dropped, **dropped}
+        """Return the replies without those of dropped clients; all of them if none would be left."""
+        all_dropped = {**self.dropped, **dropped}
         whole, local = self.order.whole, self.order.local
         kept = ~np.isin(whole.clients, list(dropped))
         if kept.all() or not kept.any():
-            return Replies(self.order, self.result, self.spent, self.arrived, self.asked, known)
+            return Replies(self.order, self.result, self.spent, self.arrived, self.asked, all_dropped)
         result = self.result.part(np.flatnonzero(kept[local]))
         order = self.order.alone(np.flatnonzero(kept))
-        return Replies(order, result, self.spent, self.arrived[kept], self.asked, known)
+        return Replies(order, result, self.spent, self.arrived[kept], self.asked, all_dropped)
 
 
 def step_lengths(plan: Plan, x: Tensor, result: Result) -> npt.NDArray[np.float64]:
-    """Return every member's |x_i - x~| / (eta_i K_i), NaN where its reply is not finite, [m].
+    """Return every member's |x_i - x~| / (eta_i K_i), NaN if its reply is not finite, [m].
 
     Examples:
         >>> import torch

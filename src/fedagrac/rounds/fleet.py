@@ -1,7 +1,7 @@
-"""Fleets: whoever carries a server's plans out, and when their replies come back.
+"""Fleets: the clients that carry out a server's plans.
 
 `Fleet` is all that the round loop knows of clients. `Simulated` runs them on this machine, with an engine, a clock
-and, where several processes share the work, ranks. A live fleet sends messages instead (`fedagrac.flower`).
+and, if several processes share the work, ranks. A live fleet sends messages instead (`fedagrac.flower`).
 """
 
 from __future__ import annotations
@@ -59,53 +59,53 @@ class Fleet(Protocol):
 
     @property
     def federation(self) -> Federation | None:
-        """The clients' data, where they are on this machine; otherwise None."""
+        """The clients' data if they are on this machine, otherwise None."""
 
     @property
     def ranks(self) -> Ranks:
         """The processes that share the fleet."""
 
     def start(self, server: Server) -> Spent:
-        """Bring a server to the state before round 1; return what that cost."""
+        """Bring a server to its state before round 1. Return the cost."""
 
     def restore(self, server: Server, checkpoint: Checkpoint) -> None:
-        """Bring a server to where a checkpoint left it."""
+        """Bring a server to its state at a checkpoint."""
 
     def round(self, servers: Sequence[Server]) -> list[Replies]:
-        """Draw each server's next cohort, let it plan, carry the plans out, and return what came back.
+        """Draw each server's next cohort, let the server plan, and carry out the plan. Return the replies.
 
         All servers have done the same number of rounds.
         """
 
     def evaluate(self, x: Tensor, metrics: Mapping[str, Metric]) -> dict[str, float | None]:
-        """Measure a model on the test data; every value is None where there are none."""
+        """Measure a model on the test data. Return None for every value if there are none."""
 
     def diagnose(self, algorithm: Algorithm, replies: Replies) -> Divergence:
-        """Find out where a round left the finite numbers."""
+        """Return where a round diverged."""
 
     def note(self, round: int, event: str) -> None:
-        """Report what happened to a client in a round."""
+        """Report an event of a round."""
 
     def take_events(self) -> list[str] | None:
-        """Return what was noted since the last call; None where events are not part of the history."""
+        """Return the events since the last call; None if events are not part of the history."""
 
     def facts(self, sim_time: float, bytes_total: int) -> Facts:
-        """Return what a checkpoint must say about the fleet."""
+        """Return what a checkpoint must store about the fleet."""
 
     def describe(self) -> dict[str, Any]:
-        """Return where the run takes place: machine, versions, engine."""
+        """Return the machine, the versions and the engine of the run."""
 
 
 @dataclass(frozen=True, eq=False)
 class Roster:
-    """All M clients of a fleet, for making cohorts of them.
+    """All M clients of a fleet, from which cohorts are made.
 
     Attributes:
-        sizes: n_i, samples per client, [M].
-        masses: exact, unnormalised weights.
+        sizes: n_i, the samples of each client, [M].
+        masses: exact weights that are not normalised.
         weights: omega_i, [M].
-        batch_size: samples per step; None for all of a client's.
-        gradients: the fleet's service of local gradients.
+        batch_size: samples per step; None for all of a client's samples.
+        gradients: the local gradients of clients.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -121,7 +121,7 @@ class Roster:
         steps: npt.NDArray[np.int64],
         masses: Sequence[int | Fraction] | None = None,
     ) -> Cohort:
-        """Return a cohort of some clients, weighted by their masses unless others are given."""
+        """Return a cohort of some clients, weighted by `masses` or else by their own masses."""
         if masses is None:
             masses = [self.masses[int(i)] for i in clients]
         return Cohort(
@@ -140,14 +140,17 @@ class Roster:
 class Simulated:
     """Clients that this machine simulates.
 
-    One fleet serves any number of runs: they share the model, the data on the device and the engine, with what it
-    has compiled or recorded.
+    One fleet serves any number of runs. They share the model, the data on the device, and the engine with its
+    compiled steps and recorded graphs.
 
     Attributes:
         setup: the options of the runs.
+        federation: the clients and their data.
+        model: the module as a function of x.
         workload: the problem as the engine sees it.
         steps: how many steps each client runs in each round.
         clock: how long a round takes.
+        ranks: the processes that share the fleet.
         x: the first model, x_1.
         roster: all clients.
     """
@@ -166,9 +169,9 @@ class Simulated:
 
     @classmethod
     def of(cls, model: nn.Module, federation: Federation, setup: Setup) -> Simulated:
-        """Put the data on the device and check that model, data and options fit.
+        """Make a fleet: put the data on the device, and check that model, data and options fit together.
 
-        The model may be any nn.Module; its weights as given are x_1. It is not changed.
+        The model may be any nn.Module. Its weights are x_1, and it is not changed.
         """
         M = federation.num_clients
         setup.steps.check(M, setup.rounds)
@@ -187,12 +190,12 @@ class Simulated:
 
     @contextlib.contextmanager
     def ready(self, together: int = 1, before: Facts | None = None) -> Iterator[None]:
-        """Run a block with an engine chosen, and with the precision and the threads that its runs need.
+        """Choose an engine, and run a block with the precision and the threads that its runs need.
 
         Args:
             together: how many runs step side by side.
-            before: what the checkpoint says from which they go on. The engine and the threads are then those of
-                the beginning, because sums are rounded by how they are shared out.
+            before: the facts of the checkpoint that the runs resume from. The engine and the threads are then
+                those of the checkpoint, because the rounding of sums depends on them.
         """
         record = None if before is None else before.engine
         with _precision(self.setup.precision, self.model.device), _threads(record):
@@ -204,7 +207,7 @@ class Simulated:
 
     @property
     def engine(self) -> Engine:
-        """What runs the clients."""
+        """The engine that runs the clients."""
         if self._engine is None:
             raise RuntimeError("the fleet has no engine yet: use it inside `with fleet.ready():`")
         return self._engine[0]
@@ -215,12 +218,13 @@ class Simulated:
         return "" if self._engine is None else self._engine[1]
 
     def _choose(self, together: int, record: EngineRecord | None) -> tuple[Engine, str]:
+        """Return an engine for so many runs side by side, and why it was chosen."""
         setup, M = self.setup, self.federation.num_clients
         if callable(setup.engine):
             return setup.engine(self.workload), "as given"
         cohort = M if setup.cohorts is None else setup.cohorts.number(M)
         lanes = -(-together * cohort // self.ranks.size)
-        # round 0 speaks for all: who takes part and how much they do changes little on average
+        # the steps of round 0 stand for all rounds, because the mean changes little
         work = setup.rounds * lanes * float(self.steps.counts(0, M, setup.seed).mean())
         return choose_engine(self.workload, setup.engine, setup.compile, lanes, work, record)
 
@@ -230,12 +234,12 @@ class Simulated:
         return self.roster.gradients
 
     def server(self, algorithm: Algorithm) -> Server:
-        """Return a server whose model is x_1; `start` or `restore` makes it ready."""
+        """Return a server whose model is x_1. Call `start` or `restore` before the first round."""
         folder = None if self.setup.state_dir is None else Path(self.setup.state_dir)
         return Server(algorithm, {"x": self.x}, ClientTable(self.federation.num_clients, folder))
 
     def start(self, server: Server) -> Spent:
-        """Start a server; where its algorithm needs every client's full gradient at x_1, that costs an epoch."""
+        """Start a server. Return the cost: an epoch if the algorithm needs every client's gradient at x_1."""
         everyone = np.arange(self.federation.num_clients)
         local = everyone[self.ranks.own(everyone)]
         server.start(Population(self.federation.weights, self._gradients, local, self.ranks.total))
@@ -246,12 +250,12 @@ class Simulated:
         return self._spent(0, everyone, Cost(down=once, up=once, extra_steps=epochs), 0 * once)[0]
 
     def restore(self, server: Server, checkpoint: Checkpoint) -> None:
-        """Bring a server to where a checkpoint left it."""
+        """Bring a server to its state at a checkpoint."""
         local = self.ranks.own(np.arange(self.federation.num_clients))
         server.restore(checkpoint, local, server.table.folder, self.x.device)
 
     def draw(self, round: int) -> Cohort:
-        """Return who takes part in a round, and with how many steps."""
+        """Return the cohort of a round, with the steps of its members."""
         fed, cohorts = self.federation, self.setup.cohorts
         clients, masses = np.arange(fed.num_clients), None
         if cohorts is not None:
@@ -266,7 +270,7 @@ class Simulated:
         return cohort if self.ranks.size == 1 else cohort.part(self.ranks.own(cohort.clients), self.ranks.total)
 
     def round(self, servers: Sequence[Server]) -> list[Replies]:
-        """Run the next round of every server; their clients step together as one batch."""
+        """Run the next round of every server, with all clients in one batch. Return the replies."""
         orders = []
         for server in servers:
             whole = self.draw(server.rounds_done)
@@ -280,10 +284,11 @@ class Simulated:
         return replies
 
     def _execute(self, orders: Sequence[Order]) -> list[Result]:
+        """Run the clients of all orders in one batch. Return one result per order."""
         plans, clients = [order.plan for order in orders], [order.cohort.clients for order in orders]
-        if not any(map(len, plans)):  # none of the clients that this process runs takes part
-            nothing = [order.x.new_empty((0, len(order.x))) for order in orders]
-            return [Result(models, models.new_zeros(0, dtype=torch.float64)) for models in nothing]
+        if not any(map(len, plans)):  # no client of this process takes part
+            no_models = [order.x.new_empty((0, len(order.x))) for order in orders]
+            return [Result(models, models.new_zeros(0, dtype=torch.float64)) for models in no_models]
         round = orders[0].whole.round
         if len(orders) == 1:
             return [self.engine.run(plans[0], orders[0].x, clients[0], round)]
@@ -295,26 +300,25 @@ class Simulated:
     def _spent(
         self, round: int, clients: npt.NDArray[np.int64], cost: Cost, steps: npt.NDArray[np.int64]
     ) -> tuple[Spent, npt.NDArray[np.float64]]:
-        """Return what vectors moved and steps computed cost, and when each client was done."""
+        """Return the cost of moving vectors and computing steps, and the seconds that each client takes."""
         size = len(self.x) * self.x.element_size()
         down, up = cost.down * size, cost.up * size
-        done = steps + cost.extra_steps
-        times = self.clock.client_times(round, clients, done, down, up, self.setup.seed)
+        computed = steps + cost.extra_steps
+        times = self.clock.client_times(round, clients, computed, down, up, self.setup.seed)
         return Spent(float(times.max()), int(down.sum()), int(up.sum())), times
 
     def evaluate(self, x: Tensor, metrics: Mapping[str, Metric]) -> dict[str, float | None]:
-        """Measure a model on the test data; of several processes the first does so for all."""
+        """Measure a model on the test data. The first process does so for all."""
         measured = evaluate(self.workload, x, metrics) if self.ranks.rank == 0 else {}
         return self.ranks.agree(measured)
 
     def diagnose(self, algorithm: Algorithm, replies: Replies) -> Divergence:
-        """Run the clients that left the finite numbers once more, and find the first of them."""
+        """Run the diverged clients once more. Return which one was the first, and after how many steps."""
         order = replies.order
-        asked = order.whole, order.plan, order.x, replies.result
-        return diagnose(self.workload, self.ranks, algorithm, *asked)
+        return diagnose(self.workload, self.ranks, algorithm, order.whole, order.plan, order.x, replies.result)
 
     def note(self, round: int, event: str) -> None:
-        """Log what happened to a client; of several processes the first does."""
+        """Log an event of a round. Only the first process does."""
         if self.ranks.rank == 0:
             log.warning("round %d: %s", round, event)
 
@@ -323,11 +327,11 @@ class Simulated:
         return None
 
     def facts(self, sim_time: float, bytes_total: int) -> Facts:
-        """Return what a checkpoint must say: the engine, so that the run goes on with the same rounding."""
+        """Return what a checkpoint must store: costs, and the engine, on which the rounding of sums depends."""
         return Facts(sim_time, bytes_total, EngineRecord.of(self.engine, self.workload))
 
     def describe(self) -> dict[str, Any]:
-        """Return where the run takes place: machine, versions, engine."""
+        """Return the machine, the versions and the engine of the run."""
         record = EngineRecord.of(self.engine, self.workload)
         return {
             **environment(self.model.device),
@@ -340,9 +344,9 @@ class Simulated:
 
 
 class LastGradients:
-    """The engine's service of gradients, with its last answer.
+    """The engine's service of gradients, which keeps its last answer.
 
-    Before and in round 1 the same question is asked several times: for nu, for every nu_i, and by every run.
+    Before and in round 1 the same gradients are needed several times: for nu, for every nu_i, and for every run.
     """
 
     def __init__(self) -> None:
@@ -359,7 +363,7 @@ class LastGradients:
             last = self._asked
             if last[0] is x and last[2:] == (round, batch) and np.array_equal(last[1], clients):
                 return self._answer
-        self._answer = None  # before the next one is made: two need not fit
+        self._answer = None  # freed first, because two answers may not fit into memory
         answer = self.service(x, clients, round, batch)
         if round == 0:
             self._asked, self._answer = (x, clients.copy(), round, batch), answer
@@ -368,7 +372,7 @@ class LastGradients:
 
 @contextlib.contextmanager
 def _threads(record: EngineRecord | None) -> Iterator[None]:
-    """Use as many threads as the record says; those of the caller come back afterwards."""
+    """Run a block with the threads of the record; restore the caller's threads afterwards."""
     before = torch.get_num_threads()
     if record is not None and record.threads != before:
         torch.set_num_threads(record.threads)
@@ -381,7 +385,10 @@ def _threads(record: EngineRecord | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _precision(precision: str, device: torch.device) -> Iterator[None]:
-    """Compute full float32 products unless TF32 was asked for: cuDNN would use TF32 for convolutions."""
+    """Run a block with full float32 products, or with TF32 if asked for.
+
+    Without this, cuDNN would use TF32 for convolutions.
+    """
     if device.type != "cuda":
         yield
         return

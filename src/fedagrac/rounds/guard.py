@@ -1,7 +1,7 @@
-"""The server's guard: which updates of a round are not let into the model.
+"""The server's guard, which drops updates that would damage the model.
 
-It catches clients that broke: data in other units, a step size too large for them, memory gone bad. It is no
-defence against clients that mean harm and know of it.
+It catches broken clients: data in other units, a step size that is too large for them, faulty memory. It is no
+defence against malicious clients that know of it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["Guard"]
 class Guard:
     """Drop updates that are not finite, and those that are far longer than the cohort's.
 
-    The length of an update is |x_i - x~| / (eta_i K_i), the client's mean step per unit of step size: fast clients
-    may go further, and so may clients whose eta_i is larger. With equal K_i and eta_i the
-    rule is that of the norm |x_i - x~|. A dropped client counts as one that did not answer: the weights are those
-    of the others, and what the server remembers of it stays.
+    The length of an update is |x_i - x~| / (eta_i K_i), the client's mean step per unit of step size. Fast clients
+    and clients with a larger eta_i may therefore move further. With equal K_i and eta_i the rule compares the
+    norms |x_i - x~|. A dropped client counts as one that did not reply: weights are normalised over the others,
+    and the rows that the server keeps for it stay the same.
 
     Attributes:
-        factor: how many times the median of the cohort's finite updates one may be long, above 1.
+        factor: the largest accepted length, in multiples of the median over the cohort's finite updates; above 1.
 
     Examples:
         >>> Guard(factor=10.0).dropped(np.array([1.0, 3.0, 2.0, 21.0, 19.0, np.nan]))
@@ -44,16 +44,16 @@ class Guard:
         positive("guard.factor", self.factor, above=1)
 
     def dropped(self, lengths: npt.NDArray[np.float64]) -> dict[int, str]:
-        """Return by row which updates are dropped, and what each is; a median of 0 makes no update long.
+        """Return the rows of the dropped updates, each with what is wrong with the update.
 
-        Unless none is finite, at least half of the finite ones stay: those up to the median.
+        If the median is 0, no update is too long. Finite updates up to the median are never dropped.
         """
         finite = np.isfinite(lengths)
         median = float(np.median(lengths[finite])) if finite.any() else 0.0
-        found = {}
+        dropped = {}
         for row, length in enumerate(lengths.tolist()):
             if not finite[row]:
-                found[row] = "not finite"
+                dropped[row] = "not finite"
             elif median > 0 and length > self.factor * median:
-                found[row] = f"{length / median:.3g} x the median"
-        return found
+                dropped[row] = f"{length / median:.3g} x the median"
+        return dropped

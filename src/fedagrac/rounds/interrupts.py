@@ -1,8 +1,8 @@
-"""Ctrl-C and its like: a run that is asked to end does so between two rounds, never inside one.
+"""Ctrl-C and other signals: an interrupted run ends between two rounds, never inside one.
 
-The command line turns the signals into `Interruption`; whoever uses the library has Python's own
-KeyboardInterrupt. Either way the round loop holds signals back while it takes a round in, and tells the callbacks
-before it lets them through, so that a checkpoint is written.
+The command line turns signals into `Interruption`; users of the library get Python's KeyboardInterrupt. In both
+cases the round loop delays signals while it takes in a round. It then calls the callbacks, which write a
+checkpoint, before the exception leaves the loop.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 __all__ = ["INTERRUPTIONS", "Held", "Interruption", "listening"]
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Ctrl-C, the system's request to end, and a terminal that is closed."""
+"""The signals of Ctrl-C, of a system that asks a process to end, and of a terminal that is closed."""
 
 
 class Interruption(BaseException):
     """The process was asked to end.
 
-    Like KeyboardInterrupt it is no Exception: nothing that goes on after errors may go on after this one.
+    Like KeyboardInterrupt, it is not an Exception, so code that continues after errors does not catch it.
 
     Attributes:
-        signal: by which signal.
+        signal: the signal that asked.
 
     Examples:
         >>> Interruption(signal.SIGTERM).code
@@ -44,33 +44,34 @@ class Interruption(BaseException):
 
 
 INTERRUPTIONS = (KeyboardInterrupt, Interruption)
-"""What a run may be cut off by."""
+"""The exceptions that interrupt a run."""
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Raise `Interruption` for every signal that would end the process; one that is ignored stays so."""
+    """Run a block in which signals that would end the process raise `Interruption`. Ignored ones stay ignored."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise Interruption(signum)
 
     before = {}
     if threading.current_thread() is threading.main_thread():
-        for one in SIGNALS:
-            if signal.getsignal(one) in (signal.SIG_DFL, signal.default_int_handler):
-                before[one] = signal.signal(one, interrupt)
+        for signum in SIGNALS:
+            if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+                before[signum] = signal.signal(signum, interrupt)
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 class Held:
-    """Signals that arrive inside the block are handled at its end.
+    """Run a block, and handle signals that arrive inside it at its end.
 
     Attributes:
-        pending: the first that arrived, or None. What the block sets here is handled as if it had arrived.
+        pending: the first signal that arrived, or None. A signal that the block sets here is handled in the same
+            way.
 
     Examples:
         >>> _ = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -86,30 +87,31 @@ class Held:
     """
 
     def __init__(self, hold: bool = True) -> None:
-        # handlers can be set in the main thread alone, and run there alone
+        # Python sets and runs signal handlers in the main thread only
         self._hold = hold and threading.current_thread() is threading.main_thread()
         self._before: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self.pending: int | None = None
 
     def __enter__(self) -> Held:
         if self._hold:
-            for one in SIGNALS:
-                handler = signal.getsignal(one)
-                if callable(handler):  # what ends or leaves the process alone without Python stays as it is
-                    self._before[one] = handler
-                    signal.signal(one, self._note)
+            for signum in SIGNALS:
+                handler = signal.getsignal(signum)
+                if callable(handler):  # default and ignored signals, which Python does not handle, stay so
+                    self._before[signum] = handler
+                    signal.signal(signum, self._note)
         return self
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
+        """Keep the first signal that arrives."""
         self.pending = self.pending or signum
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
         if self.pending is None or kind is not None:
             return
         if self.pending not in self._before:
             raise Interruption(self.pending)
-        self._before[self.pending](self.pending, None)  # it may belong to a block around this one
+        self._before[self.pending](self.pending, None)  # the handler may be that of a block around this one

@@ -1,6 +1,6 @@
-"""The round loop: servers over a fleet, until every run has ended.
+"""The round loop: it drives servers over a fleet until every run has ended.
 
-Callbacks, the guard, evaluation, stopping rules and interruptions are here, once, for every kind of fleet.
+Callbacks, the guard, evaluation, stopping rules and interruptions are handled here for every kind of fleet.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ __all__ = ["Run", "run_rounds"]
 
 @dataclass(eq=False)
 class Run:
-    """A run in progress, as callbacks see it: a server, its fleet, and what was spent so far.
+    """A run in progress, as callbacks see it: a server, its fleet, and the cost so far.
 
     Attributes:
         server: the algorithm with its state and history.
         fleet: the clients.
         setup: the options.
-        callbacks: who watches.
+        callbacks: the objects that watch the run.
         sim_time: seconds on the fleet's clock so far.
         bytes_total: bytes moved so far, in both directions.
-        replies: what came back in the round at hand; None between rounds.
+        started: the time at which the run started, less the wall time of the rounds before it was resumed.
+        replies: the replies of the current round; None between rounds.
         stopped: why a callback ended the run, or None.
-        divergence: where the run left the finite numbers, or None.
-        result: what came out, once the run has ended.
+        divergence: where the run diverged, or None.
+        result: the result, once the run has ended.
     """
 
     server: Server
@@ -83,17 +84,17 @@ class Run:
 
     @property
     def table(self) -> ClientTable:
-        """What the server keeps of each client, or of those that this process answers for."""
+        """The rows that the server keeps for each client, or for those that this process runs."""
         return self.server.table
 
     @property
     def federation(self) -> Federation | None:
-        """The clients' data, where they are on this machine; otherwise None."""
+        """The clients' data if they are on this machine, otherwise None."""
         return self.fleet.federation
 
     @property
     def rounds(self) -> int:
-        """How many rounds the run has at most."""
+        """The largest number of rounds."""
         return self.setup.rounds
 
     @property
@@ -103,12 +104,12 @@ class Run:
 
     @property
     def cohort(self) -> Cohort | None:
-        """Who took part in the round at hand; None between rounds."""
+        """The clients of the current round; None between rounds."""
         return None if self.replies is None else self.replies.order.whole
 
     @property
     def plan(self) -> Plan | None:
-        """What the clients of this process did in the round at hand; None between rounds."""
+        """What the clients of this process did in the current round; None between rounds."""
         return None if self.replies is None else self.replies.order.plan
 
     def stop(self, reason: str) -> None:
@@ -116,7 +117,7 @@ class Run:
         self.stopped = reason
 
     def begin(self, checkpoint: Checkpoint | None = None) -> None:
-        """Start at x_1, or go on from a checkpoint."""
+        """Start at x_1, or resume from a checkpoint."""
         if checkpoint is None:
             self._spend(self.fleet.start(self.server))
             return
@@ -126,7 +127,7 @@ class Run:
             self.started -= self.history[-1].wall_time
 
     def checkpoint(self) -> Checkpoint:
-        """Return where the run stands."""
+        """Return a checkpoint of the run as it is now."""
         facts = self.fleet.facts(self.sim_time, self.bytes_total)
         return Checkpoint(self.server.rounds_done, self.state, self.server.table, facts)
 
@@ -135,7 +136,10 @@ class Run:
         self.bytes_total += spent.down + spent.up
 
     def take_in(self, replies: Replies) -> tuple[Status, str] | None:
-        """Aggregate, evaluate, record and tell the callbacks; return how the run ended, or None if it goes on."""
+        """Aggregate the replies, evaluate, record the round and call the callbacks.
+
+        Return the status and the reason if the run has ended, otherwise None.
+        """
         number = self.server.rounds_done + 1
         kept = self._guarded(replies)
         train_loss = math.nan
@@ -154,7 +158,7 @@ class Run:
         self.replies = kept
         for callback in self.callbacks:
             callback.on_round(self, record)
-        self.replies = None  # its vectors need not fit beside those of the next round
+        self.replies = None  # freed, because its vectors may not fit beside those of the next round
         self.stopped = self.ranks.agree(self.stopped)
         if diverged:
             self.divergence = self.fleet.diagnose(self.algorithm, kept)
@@ -165,29 +169,30 @@ class Run:
         return ("finished", f"all {self.rounds} rounds done") if number == self.rounds else None
 
     def _guarded(self, replies: Replies) -> Replies:
-        """Return the replies that the guard lets in, and note whose it drops.
+        """Return the replies that the guard accepts, and note the clients that it drops.
 
-        The plan stays what it was: a first gradient counts where it was asked for, whoever is fast among the rest.
+        The plan does not change: a first gradient that was asked for counts, even if its client is no longer fast
+        among the remaining clients.
         """
         guard, order = self.setup.guard, replies.order
         if guard is None:
             return replies
         lengths = torch.zeros(len(order.whole), dtype=torch.float64)
-        own = step_lengths(order.plan, order.x, replies.result)
-        lengths[torch.from_numpy(order.local)] = torch.from_numpy(own)
+        local_lengths = step_lengths(order.plan, order.x, replies.result)
+        lengths[torch.from_numpy(order.local)] = torch.from_numpy(local_lengths)
         dropped = {
-            int(order.whole.clients[row]): what
-            for row, what in guard.dropped(self.ranks.total(lengths).numpy()).items()
+            int(order.whole.clients[row]): fault
+            for row, fault in guard.dropped(self.ranks.total(lengths).numpy()).items()
         }
-        for client, what in dropped.items():
-            self.fleet.note(order.whole.round + 1, f"client {client}: dropped, its update is {what}")
+        for client, fault in dropped.items():
+            self.fleet.note(order.whole.round + 1, f"client {client}: dropped, its update is {fault}")
         return replies.without(dropped)
 
     def _evaluate(self) -> dict[str, float | None]:
         return self.fleet.evaluate(self.server.x, self.setup.metrics or {})
 
     def _record(self, replies: Replies, kept: Replies, train_loss: float) -> RoundRecord:
-        """Return the record of a round, not yet evaluated."""
+        """Return the record of a round, without test results."""
         whole, events = replies.order.whole, self.fleet.take_events()
         self._spend(replies.spent)
         record = RoundRecord(
@@ -215,7 +220,7 @@ class Run:
         return record
 
     def end(self, status: Status, reason: str) -> None:
-        """Make the result and hand it to the callbacks."""
+        """Make the result and pass it to the callbacks."""
         self.result = SimulationResult(
             algorithm=self.algorithm,
             federation=self.fleet.federation,
@@ -231,7 +236,10 @@ class Run:
 
 
 def run_rounds(runs: Sequence[Run]) -> list[SimulationResult]:
-    """Do the rounds of runs that share a fleet and have done equally many; return a result for each."""
+    """Do the rounds of runs that share a fleet. Return a result for each.
+
+    All runs have done the same number of rounds.
+    """
     fleet = runs[0].fleet
     if len({run.server.rounds_done for run in runs}) > 1:
         raise InputError("runs", [run.server.rounds_done for run in runs], "runs after the same round")
@@ -239,26 +247,26 @@ def run_rounds(runs: Sequence[Run]) -> list[SimulationResult]:
         for callback in run.callbacks:
             callback.on_start(run)
     for run in runs:
-        if run.server.rounds_done >= run.rounds:  # a run that was extended to no more than it has
+        if run.server.rounds_done >= run.rounds:  # a finished run was resumed without more rounds
             run.end("finished", f"all {run.rounds} rounds done")
-    going = [run for run in runs if run.result is None]
+    active = [run for run in runs if run.result is None]
     try:
         with Held(fleet.ranks.size > 1) as signals:  # no process leaves the others in the middle of a round
-            while going:
-                replies = fleet.round([run.server for run in going])
-                with Held():  # a round is taken in whole or not at all
-                    for run, its in zip(going, replies, strict=True):
-                        ended = run.take_in(its)
+            while active:
+                replies = fleet.round([run.server for run in active])
+                with Held():  # a round is taken in completely or not at all
+                    for run, replies_of_run in zip(active, replies, strict=True):
+                        ended = run.take_in(replies_of_run)
                         if ended is not None:
                             run.end(*ended)
-                    going = [run for run in going if run.result is None]
+                    active = [run for run in active if run.result is None]
                 pending = fleet.ranks.first_given(signals.pending)
                 if pending is not None:
                     signals.pending = pending
                     break
     except INTERRUPTIONS:
         with Held():
-            for run in going:
+            for run in active:
                 for callback in run.callbacks:
                     callback.on_interrupt(run)
         raise

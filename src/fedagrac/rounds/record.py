@@ -1,6 +1,6 @@
-"""What a run leaves behind: a record of every round, their history, and the result.
+"""The output of a run: a record of every round, the history of all rounds, and the result.
 
-Both fleets write the same records, so that tables, reports and trackers read either.
+Simulated and live fleets write the same records, so tables, reports and trackers can read both.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ class RoundRecord(Mapping[str, Any]):
     """One round, readable as `record["round"]` and as `record.round`.
 
     Attributes:
-        round: from 1.
+        round: the number of the round, from 1.
         test_accuracy, test_loss: None in rounds without evaluation.
-        metrics: further measures of the test data by name; each is a key of the record.
-        train_loss: mean over the round's steps, weighted by omega; None where it was not finite and was stored.
-        clients: how many took part and count.
-        fast: how many of them were fast.
-        steps_mean: mean K_i of the cohort.
-        bytes_up, bytes_down: of this round.
-        bytes_total: both directions, since the start and including it.
-        sim_time: seconds on the fleet's clock, cumulative.
-        wall_time: real seconds, cumulative.
-        dropped: clients that were asked and do not count. They moved bytes and took time. A simulation writes it
-            where there is a guard.
-        asked: how many clients were asked.
-        first_gradients: how many clients sent a first gradient.
+        metrics: the other measures of the test data by name; each is a key of the record.
+        train_loss: the mean over the round's steps, weighted by omega; None in a stored record if not finite.
+        clients: the number of clients that took part and count.
+        fast: the number of fast clients among them.
+        steps_mean: the mean K_i of the cohort.
+        bytes_up, bytes_down: the bytes of this round.
+        bytes_total: the bytes in both directions since the start, including the start.
+        sim_time: seconds on the fleet's clock since the start.
+        wall_time: real seconds since the start.
+        dropped: the clients that were asked but do not count; their bytes and their time do. A simulation writes
+            this field only with a guard.
+        asked: the number of clients that were asked. This and the following fields are written by live fleets.
+        first_gradients: the number of clients that sent a first gradient.
         steps: K_i by client.
-        events: what went wrong or changed, in words. This and the three before are written by live fleets.
+        events: what went wrong or changed, in words.
 
     Examples:
         >>> record = RoundRecord.of({**EXAMPLE, "top5": 0.9})
@@ -83,13 +83,13 @@ class RoundRecord(Mapping[str, Any]):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RoundRecord:
-        """Make a record of plain values, such as a line of history.jsonl; raise ValueError where it is none."""
+        """Make a record from plain values, such as a line of history.jsonl; raise ValueError if it is invalid."""
         missing = [name for name in ALWAYS if name not in values]
         if missing:
             raise ValueError(f"a round lacks {', '.join(missing)}")
         for name in ("round", "bytes_total", "sim_time", "wall_time"):
             if isinstance(values[name], bool) or not isinstance(values[name], int | float):
-                raise ValueError(f"a round has {name} = {values[name]!r}, which is no number")
+                raise ValueError(f"a round has {name} = {values[name]!r}, which is not a number")
         known = {name: values[name] for name in (*ALWAYS, *SOMETIMES) if name in values}
         metrics = {name: value for name, value in values.items() if name not in known}
         return cls(**known, metrics=metrics or NO_METRICS)
@@ -107,7 +107,7 @@ class RoundRecord(Mapping[str, Any]):
         yield from ALWAYS[3:]
         yield from (name for name in SOMETIMES if getattr(self, name) is not None)
 
-    __hash__ = None  # type: ignore[assignment]  # a record may still be evaluated
+    __hash__ = None  # type: ignore[assignment]  # an evaluation may still change the record
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -116,13 +116,13 @@ class RoundRecord(Mapping[str, Any]):
         return dict(self) == dict(other) if isinstance(other, Mapping) else NotImplemented
 
     def measured(self, values: Mapping[str, float | None]) -> None:
-        """Take in what an evaluation gave."""
+        """Set the results of an evaluation."""
         self.test_accuracy, self.test_loss = values["test_accuracy"], values["test_loss"]
         self.metrics = {name: value for name, value in values.items() if name not in ALWAYS} or NO_METRICS
 
 
 SOMETIMES = ("dropped", "asked", "first_gradients", "steps", "events")
-"""Fields that are keys of a record only where they were written."""
+"""Fields that are keys of a record only if they were written."""
 
 ALWAYS = tuple(
     field.name for field in dataclasses.fields(RoundRecord) if field.name not in (*SOMETIMES, "metrics")
@@ -134,7 +134,9 @@ EXAMPLE = {**dict.fromkeys(ALWAYS, 0), "round": 1, "test_accuracy": 0.5, "test_l
 
 
 def over_seeds(values: Sequence[float | None]) -> tuple[float | None, float]:
-    """Return mean and standard deviation over seeds: the mean is None where a seed is, the deviation 0 with one.
+    """Return the mean and the standard deviation over seeds.
+
+    The mean is None if the value of a seed is None. The deviation is 0 for a single seed.
 
     Examples:
         >>> over_seeds([1.0, 3.0])
@@ -194,12 +196,13 @@ class SimulationResult:
 
     Attributes:
         algorithm: the algorithm that ran.
-        federation: the clients and their data; None where they are not on this machine.
+        federation: the clients and their data; None if they are not on this machine.
         vector: the final global model as one vector.
         history: one record per round.
-        status: "finished" all rounds, "stopped" by a stop rule or a callback, or "diverged".
-        reason: one sentence that says why it ended.
-        divergence: which client left the finite numbers first, and where; None unless the run diverged.
+        status: "finished" after all rounds, "stopped" by a stopping rule or a callback, or "diverged".
+        reason: one sentence that says why the run ended.
+        vector_model: the module as a function of the vector.
+        divergence: which client diverged first, and after how many steps; None unless the run diverged.
     """
 
     algorithm: Algorithm
@@ -225,6 +228,6 @@ class SimulationResult:
         return self.history.rounds_to(accuracy)
 
     def citations(self) -> str:
-        """Return BibTeX for what this run used: the algorithm, the data set, and the paper behind the package."""
+        """Return BibTeX entries for the package, the algorithm and the data set of this run."""
         data = () if self.federation is None else self.federation.cites
         return bibtex(("fedagrac", *self.algorithm.cites, *data))

@@ -1,6 +1,6 @@
-"""The server: an algorithm, its vectors, what it keeps of each client, and the rounds so far.
+"""The server: an algorithm, its vectors, the rows that it keeps for clients, and the rounds so far.
 
-It knows nothing of engines, sockets, clocks or files. Fleets ask it for a plan and bring it replies.
+Engines, sockets, clocks and files do not belong here. Fleets ask the server for plans and bring it replies.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = ["Server"]
 
 @dataclass(eq=False)
 class Server:
-    """One algorithm's side of a run.
+    """The server of one run.
 
     Attributes:
         algorithm: plans rounds and aggregates replies.
         state: the server's vectors; `state["x"]` is the global model.
-        table: what it keeps of each client, or of those that this process answers for.
+        table: the rows that it keeps for each client, or for those that this process runs.
         history: the rounds so far.
     """
 
@@ -52,7 +52,7 @@ class Server:
 
     @property
     def rounds_done(self) -> int:
-        """How many rounds have been taken in."""
+        """The number of rounds taken in so far."""
         return len(self.history)
 
     @property
@@ -68,16 +68,16 @@ class Server:
     def restore(
         self, checkpoint: Checkpoint, local: npt.NDArray[np.bool_], folder: Path | None, device: torch.device
     ) -> None:
-        """Go on from a checkpoint.
+        """Resume from a checkpoint.
 
         Args:
-            checkpoint: where the run stood, with its history.
-            local: which of all clients this process answers for, [M].
-            folder: where the clients' rows are kept in files; None for memory.
-            device: where vectors live.
+            checkpoint: the checkpoint, with its history.
+            local: which of all clients this process runs, [M].
+            folder: where to keep the clients' rows in files; None to keep them in memory.
+            device: the device of the vectors.
         """
         if checkpoint.table.num_clients != len(local) or len(checkpoint.history) != checkpoint.round:
-            raise CheckpointError("the checkpoint is of another experiment, or comes without its history")
+            raise CheckpointError("the checkpoint belongs to another experiment, or its history is missing")
         check_fits(checkpoint, self.algorithm.traits, self.x)
         try:
             self.history = History(checkpoint.history)
@@ -98,13 +98,13 @@ class Server:
             self.table.put(newcomers.clients, rows)
 
     def plan(self, whole: Cohort, cohort: Cohort) -> Order:
-        """Return what a cohort is asked to do: `whole` takes part, this process answers for `cohort`."""
+        """Return the order for a cohort. `whole` takes part; this process runs its members in `cohort`."""
         self.admit(cohort)
         rows = self.table.rows(cohort.clients)
         return Order(self.x, whole, cohort, rows, self.algorithm.plan(self.state, rows, cohort))
 
     def take_in(self, replies: Replies) -> float:
-        """Aggregate what the cohort replied; return the training loss."""
+        """Aggregate the replies of a cohort. Return the training loss."""
         order, cohort = replies.order, replies.order.cohort
         self.state, rows = self.algorithm.aggregate(self.state, order.rows, cohort, order.plan, replies.result)
         self.table.put(cohort.clients, rows)
@@ -112,9 +112,9 @@ class Server:
         return float(cohort.total(torch.tensor(loss, dtype=torch.float64)))
 
     def _check_names(self, method: str, given: Iterable[str], declared: Iterable[str]) -> None:
-        """Check that an algorithm gives what its traits declare: checkpoints rely on it."""
+        """Check that a method of the algorithm returned what its traits declare. Checkpoints rely on it."""
         if set(given) != set(declared):
-            names = [", ".join(sorted(some)) or "nothing" for some in (given, declared)]
+            names = [", ".join(sorted(vectors)) or "nothing" for vectors in (given, declared)]
             raise FedagracError(
                 f"{type(self.algorithm).__name__}.{method} returned {names[0]}, but its traits declare {names[1]}"
             )

@@ -1,4 +1,4 @@
-"""Every option of a run as one value, checked once."""
+"""The options of a run as one value, checked once."""
 
 from __future__ import annotations
 
@@ -32,27 +32,29 @@ class Setup:
     """The options of `simulate`.
 
     Attributes:
-        rounds: how many rounds at most.
+        rounds: the largest number of rounds.
         steps: how many local steps each client runs, such as `Gaussian(500, 10_000)`.
         batch_size: samples per step; None for the client's full data.
         loss: (output, target) -> scalar mean over the batch; None for cross-entropy.
         sampling: "replacement" draws every batch anew, "shuffle" walks reshuffled epochs.
-        participation: None for everyone, a number or a fraction of clients each round, or a `Participation`.
-        weight_decay: l2: adds weight_decay * x to every gradient.
-        seed: names every random draw of the run.
-        engine: "serial" runs one client after another, "lanes" many at once; "auto" takes the faster: by rule in a
-            short run, by a measurement that is kept on disk in a longer one. Or a function that makes an engine.
-        compile: whether steps on a CPU are compiled to machine code; "auto" compiles where the run is long enough
-            to repay it.
+        participation: None for all clients, a number or a fraction of clients each round, or a `Participation`.
+        weight_decay: the coefficient of l2 regularisation: weight_decay * x is added to every gradient.
+        seed: the key of every random draw of the run.
+        engine: "serial" runs one client after another, "lanes" many at once. "auto" takes the faster one: by a
+            rule in a short run, by a measurement that is kept on disk in a longer one. A function that makes an
+            engine is accepted, too.
+        compile: whether steps on a CPU are compiled to machine code; "auto" compiles if the run is long enough to
+            repay it.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         dtype: torch.float32 or torch.float64; None for the model's.
         precision: "tf32" allows reduced-precision matrix products on GPUs.
-        eval_every: evaluate every so many rounds, and after the last (unless a callback ended the run).
-        metrics: more measures of the test data: {name: (output, target) -> scalar}.
-        stop: when to end early.
-        clock: simulated time; by default that of the devices which decide the steps, or 1 ms per step.
-        guard: drop updates that are not finite or far too long, such as `Guard(factor=10.0)`; None for no guard.
-        state_dir: keep the clients' state in files there, where it does not fit into memory.
+        eval_every: the number of rounds between evaluations. The last round is evaluated, too, unless a callback
+            ended the run.
+        metrics: other measures of the test data: {name: (output, target) -> scalar}.
+        stop: when to end the run early.
+        clock: simulated time; by default that of the devices in `steps`, or 1 ms per step.
+        guard: drops updates that are not finite or far too long, such as `Guard(factor=10.0)`; None for no guard.
+        state_dir: a folder in which to keep the clients' state if it does not fit into memory.
 
     Examples:
         >>> Setup(rounds=5).batch_size
@@ -85,7 +87,7 @@ class Setup:
 
     @classmethod
     def of(cls, **options: Any) -> Setup:
-        """Make a setup of options by name; an unknown name is an InputError."""
+        """Make a setup from options by name; raise InputError for an unknown name."""
         names = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             one_of("option", name, names)
@@ -113,12 +115,12 @@ class Setup:
 
     @property
     def cohorts(self) -> Participation | None:
-        """Who takes part in a round; None for everyone."""
+        """The rule by which clients take part in a round; None if all do."""
         assert self.participation is None or isinstance(self.participation, Participation)
         return self.participation
 
     def torch_device(self) -> torch.device:
-        """Return the device that is asked for, which must be usable and fit the precision."""
+        """Return the device; raise InputError if it is not usable or does not support the precision."""
         device = _device(self.device)
         if device.type != "cuda" and self.precision == "tf32":
             accepted = f'"float32": TF32 needs a GPU, the run is on {device.type}'
@@ -127,8 +129,9 @@ class Setup:
 
     def workload(self, model: VectorModel, federation: Any) -> Workload:
         """Return the problem as an engine sees it."""
-        how = self.loss, self.batch_size, self.sampling, self.weight_decay, self.seed
-        return Workload.of(model, federation, *how)
+        return Workload.of(
+            model, federation, self.loss, self.batch_size, self.sampling, self.weight_decay, self.seed
+        )
 
 
 EXAMPLES = {
@@ -140,12 +143,13 @@ EXAMPLES = {
 
 
 def check_kind(field: str, value: Any, kind: type) -> None:
-    """Check that a value is one of the package's own kinds."""
+    """Check that a value is an object of a class of this package."""
     if not isinstance(value, kind):
         raise InputError(field, value, f"a fedagrac {kind.__name__}{EXAMPLES[field]}")
 
 
 def _check_metrics(metrics: Mapping[str, Metric]) -> None:
+    """Check that metrics are functions whose names are free."""
     for name, metric in metrics.items():
         if name in (*ALWAYS, *SOMETIMES):
             raise InputError("metrics", name, "a name that no field of the history has")
@@ -154,6 +158,7 @@ def _check_metrics(metrics: Mapping[str, Metric]) -> None:
 
 
 def _device(name: str | torch.device) -> torch.device:
+    """Return a device by its name; raise InputError if it is not usable."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,4 +1,4 @@
-"""Stopping rules: when a run has reached what it was to reach."""
+"""Stopping rules."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Stop"]
 
 @dataclass(frozen=True)
 class Stop:
-    """End a run early, at the first round that reaches any of these.
+    """End a run after the first round that reaches any of these values.
 
     Attributes:
-        accuracy: test accuracy, in [0, 1].
-        sim_time: simulated seconds; on a live fleet real ones.
-        bytes: bytes moved, up and down together, since the start.
+        accuracy: test accuracy, in (0, 1].
+        sim_time: simulated seconds, or real seconds on a live fleet.
+        bytes: bytes moved in both directions since the start.
 
     Examples:
         >>> Stop(accuracy=0.8).reached({"test_accuracy": 0.81, "sim_time": 1.0, "bytes_total": 10})
@@ -38,7 +38,7 @@ class Stop:
             count("stop.bytes", self.bytes)
 
     def reached(self, record: Mapping[str, Any]) -> str | None:
-        """Return why the run stops after this round, or None."""
+        """Return why the run stops after this round, or None if it does not."""
         accuracy = record["test_accuracy"]
         if self.accuracy is not None and accuracy is not None and accuracy >= self.accuracy:
             return f"test accuracy {accuracy:.4f} reached the target {self.accuracy}"

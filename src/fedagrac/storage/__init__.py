@@ -1,1 +1,1 @@
-"""What lies on disk: checkpoints, run folders and the claims on them. Written and read here, nowhere else."""
+"""Storage: checkpoints, run folders, files of sweeps and claims on folders, all written and read here only."""

@@ -1,8 +1,8 @@
-"""Checkpoints: everything a run needs to go on, in one file. Safetensors and JSON only.
+"""Checkpoints: everything a run needs to resume, in safetensors and JSON only.
 
-A checkpoint holds the server's vectors, what it remembers of each client, and some facts as JSON. It is written to
-a temporary file, which is renamed once it is on the disk, and the last two are kept: a crash at any moment leaves
-one that loads. The rounds so far are not in it; whoever resumes adds them.
+A checkpoint holds the server's vectors, the rows that it keeps for clients, and facts as JSON. It is written to a
+temporary file, which is renamed once it is on the disk. The last two are kept, so a crash at any moment leaves one
+that can be read. The history is not part of the file; the reader adds it.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ FORMAT = 3
 KEPT = 2
 
 MOST_PARTS = 10_000
-"""Processes that may have written a checkpoint together."""
+"""The largest number of processes that write a checkpoint together."""
 
 SHAPES = {"clients": 1, "state": 1, "rows": 2}
-"""How many dimensions each kind of tensor has."""
+"""The number of dimensions of each kind of tensor."""
 
 
 class CheckpointError(FedagracError):
-    """A checkpoint that cannot be used, and why."""
+    """A checkpoint that cannot be used."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a run that goes on must know besides vectors and rounds; the same for every fleet.
+    """What a resumed run needs besides vectors and rounds. It is the same for every fleet.
 
     Attributes:
         sim_time: seconds on the fleet's clock so far.
         bytes_total: bytes moved so far, in both directions.
-        engine: what ran the clients on this machine; None where they are elsewhere.
-        sizes: samples of each client, as a live fleet's clients reported them; empty in a simulation.
-        identity: settings that the run must share with its checkpoint, where no experiment.toml says so.
+        engine: the engine that ran the clients; None for a live fleet.
+        sizes: the samples of each client, as the clients of a live fleet reported them; empty in a simulation.
+        identity: settings that a live run must share with its checkpoint; empty in a simulation.
     """
 
     sim_time: float
@@ -71,7 +71,7 @@ class Facts:
 
     @classmethod
     def read(cls, table: Any) -> Facts:
-        """Read facts from the JSON of a header; raise ValueError where they make no sense.
+        """Read facts from the JSON of a header; raise ValueError if they are invalid.
 
         Examples:
             >>> Facts.read({"sim_time": 1.5, "bytes_total": 64}).sizes
@@ -89,8 +89,8 @@ class Facts:
             if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
                 raise ValueError(f"{name} is {shown(value)}")
         sizes = values["sizes"]
-        whole = isinstance(sizes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
-        if not whole or any(not 1 <= n <= 2**62 for n in sizes):
+        integers = isinstance(sizes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
+        if not integers or any(not 1 <= n <= 2**62 for n in sizes):
             raise ValueError(f"sizes is {shown(sizes)}")
         if not isinstance(values["identity"], dict):
             raise ValueError(f"identity is {shown(values['identity'])}")
@@ -105,14 +105,14 @@ class Facts:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Where a run stands after some round.
+    """The state of a run after a round.
 
     Attributes:
-        round: rounds done.
+        round: the number of rounds done.
         state: the server's vectors by name; "x" is the model.
-        table: what the server keeps of each client.
-        facts: everything else that the run must know.
-        history: the rounds so far. They are not written with a checkpoint.
+        table: the rows that the server keeps for clients.
+        facts: what else a resumed run needs.
+        history: the rounds so far, which are not written with a checkpoint.
     """
 
     round: int
@@ -123,10 +123,10 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE) -> Path:
-    """Write folder/round-N.safetensors, whole or not at all; remove all but the last two.
+    """Write folder/round-N.safetensors completely or not at all, and remove all but the last two. Return its path.
 
-    Of several processes each writes its own clients' rows; the first, which writes the server's vectors, comes
-    last, so that its file stands for all of them.
+    If several processes share the run, each one writes the rows of its clients. The first process also writes the
+    server's vectors. It writes last, so that its file shows that the checkpoint is complete.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -136,9 +136,9 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE)
     tensors["clients"] = torch.from_numpy(clients)
     if ranks.rank == 0:
         ranks.wait()
-        # before the first round two names may stand for one vector, and the format has no such thing
+        # before round 1 two names may share one vector, which the format does not allow
         tensors |= {f"state.{name}": vector.clone() for name, vector in checkpoint.state.items()}
-    placed = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     head = {
         "format": FORMAT,
         "round": checkpoint.round,
@@ -146,13 +146,13 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE)
         "parts": ranks.size,
         "facts": asdict(checkpoint.facts),
     }
-    metadata = {"fedagrac": json.dumps({**head, "sha256": content_hash(head, placed)})}
+    metadata = {"fedagrac": json.dumps({**head, "sha256": content_hash(head, stored)})}
     path = _path(folder, checkpoint.round, ranks.rank)
     make_folder(folder)
     with whole_or_not_at_all(path) as temporary:
         try:
-            save_file(placed, temporary, metadata=metadata)
-        except SafetensorError as error:  # such as a full disk
+            save_file(stored, temporary, metadata=metadata)
+        except SafetensorError as error:  # for example, the disk is full
             number = re.search(r"os error (\d+)", str(error))
             if number is None:
                 raise
@@ -165,13 +165,14 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE)
 
 
 def _remove_before(folder: Path, oldest: Path) -> None:
-    """Remove the checkpoints before one of them, the parts of all processes included."""
+    """Remove the checkpoints before `oldest`, with the parts of all processes."""
     for old in folder.glob(f"round-{'[0-9]' * 8}*.safetensors"):
         if old.name[: len("round-00000000")] < oldest.name[: len("round-00000000")]:
             old.unlink(missing_ok=True)
 
 
 def _path(folder: Path, round: int, rank: int) -> Path:
+    """Return the path of the part that a process writes."""
     return folder / f"round-{round:08d}{f'.rank-{rank}' if rank else ''}.safetensors"
 
 
@@ -180,10 +181,10 @@ def read_checkpoint(
     device: torch.device | str = "cpu",
     complete: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint,
 ) -> Checkpoint | None:
-    """Return the newest checkpoint of a folder, or None where there is none.
+    """Return the newest usable checkpoint of a folder, or None if the folder has none.
 
-    One that is damaged, or that `complete` refuses with a CheckpointError, is logged, and the one before it is
-    used. `complete` adds what is kept elsewhere, such as the history.
+    `complete` adds what is stored elsewhere, such as the history. If the newest checkpoint is damaged, or if
+    `complete` raises CheckpointError, the error is logged and the previous checkpoint is used.
     """
     paths = _checkpoints(folder)
     for path in reversed(paths):
@@ -192,12 +193,12 @@ def read_checkpoint(
         except CheckpointError as error:
             if path == paths[0]:
                 raise
-            log.warning("%s; the one before it is used", error)
+            log.warning("%s; using the previous checkpoint", error)
     return None
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder, oldest first; of several processes the first's part stands for all."""
+    """Return the checkpoints of a folder, oldest first, each as the part of the first process."""
     return sorted(folder.glob(f"round-{'[0-9]' * 8}.safetensors"))
 
 
@@ -207,27 +208,30 @@ def _read_all(path: Path, device: torch.device | str) -> Checkpoint:
     kinds: dict[str, Any] | None = None
     parts = []
     for rank in range(head["parts"]):
-        other, own = (head, tensors) if rank == 0 else _read(_path(path.parent, head["round"], rank))
-        rows = _named(own, "rows.", device)
-        found = {name: (values.shape[1], values.dtype) for name, values in rows.items()}
-        if len(own["clients"]):
-            kinds = found if kinds is None else kinds
-            parts.append((own["clients"].numpy(), rows))
-        if any(other[key] != head[key] for key in ("parts", "round", "num_clients")) or (kinds or found) != found:
-            raise CheckpointError(f"{path} and its part {rank} are of different runs")
-    table = ClientTable(head["num_clients"])  # as many as the header says, so after all of it was checked
+        part_head, part = (head, tensors) if rank == 0 else _read(_path(path.parent, head["round"], rank))
+        rows = _named(part, "rows.", device)
+        part_kinds = {name: (values.shape[1], values.dtype) for name, values in rows.items()}
+        if len(part["clients"]):
+            kinds = part_kinds if kinds is None else kinds
+            parts.append((part["clients"].numpy(), rows))
+        same_head = all(part_head[key] == head[key] for key in ("parts", "round", "num_clients"))
+        if not same_head or (kinds or part_kinds) != part_kinds:
+            raise CheckpointError(f"{path} and its part {rank} belong to different runs")
+    table = ClientTable(head["num_clients"])  # allocates what the header says, so only after all checks
     for clients, rows in parts:
         table.put(clients, rows)
     return Checkpoint(head["round"], _named(tensors, "state.", device), table, Facts.read(head["facts"]))
 
 
 def _named(tensors: Mapping[str, Tensor], prefix: str, device: torch.device | str) -> dict[str, Tensor]:
+    """Return the tensors whose names have a prefix, on a device, by the rest of the name."""
     return {
         name.removeprefix(prefix): value.to(device) for name, value in tensors.items() if name.startswith(prefix)
     }
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the checked header and tensors of one file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -239,19 +243,19 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         version = head.get("format") if isinstance(head, dict) else None
         raise CheckpointError(
-            f"{path} is not a checkpoint of format {FORMAT} but of {version}: go on with the version of fedagrac "
-            "that wrote it, or start anew in another folder"
+            f"{path} has the checkpoint format {version}, expected {FORMAT}: resume with the version of fedagrac "
+            "that wrote it, or start again in another folder"
         )
-    wrong = next(_complaints(head, tensors), None)
-    if wrong is None and content_hash(head, tensors) != head.get("sha256"):
-        wrong = "its content does not match its hash"
-    if wrong is not None:
-        raise CheckpointError(f"{path} is damaged: {wrong}")
+    fault = next(_faults(head, tensors), None)
+    if fault is None and content_hash(head, tensors) != head.get("sha256"):
+        fault = "its content does not match its hash"
+    if fault is not None:
+        raise CheckpointError(f"{path} is damaged: {fault}")
     return head, tensors
 
 
-def _complaints(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield what is wrong with the parts of a checkpoint; later checks rely on earlier ones."""
+def _faults(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield what is wrong with a header and its tensors. Later checks rely on earlier ones."""
     for key, least, most in (("round", 0, 10**8 - 1), ("num_clients", 1, MOST_CLIENTS), ("parts", 1, MOST_PARTS)):
         value = head.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -269,14 +273,14 @@ def _complaints(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Itera
             yield f"{shown(name)} has {value.ndim} dimensions of {value.dtype}"
     clients = tensors["clients"].numpy() if "clients" in tensors else np.array([-1])
     if len(clients) and not (clients.min() >= 0 and clients.max() < head["num_clients"]):
-        yield "its clients are not those of the run"
+        yield "it holds clients that the run does not have"
     rows = [value for name, value in tensors.items() if name.startswith("rows.")]
     if len(np.unique(clients)) != len(clients) or any(len(value) != len(clients) for value in rows):
         yield "it does not hold one row for each of its clients"
 
 
 def check_fits(checkpoint: Checkpoint, traits: Traits, x: Tensor) -> None:
-    """Check that a checkpoint is one of an algorithm with these traits on a model like x."""
+    """Check that a checkpoint fits the traits of an algorithm and a model like x."""
     clients, rows = checkpoint.table.export()
     declared = traits.rows if len(clients) else ()
     for what, names, vectors in (("", traits.state, checkpoint.state), ("the clients' ", declared, rows)):
@@ -286,16 +290,16 @@ def check_fits(checkpoint: Checkpoint, traits: Traits, x: Tensor) -> None:
                 f"the checkpoint holds {what}{shown(given)}, expected {', '.join(sorted(names))}"
             )
         for name, vector in vectors.items():
-            either = vectors is checkpoint.state and name in traits.sums  # float64 or the model's precision
-            if vector.shape[-1] != len(x) or not (either or vector.dtype == x.dtype):
+            any_precision = vectors is checkpoint.state and name in traits.sums
+            if vector.shape[-1] != len(x) or not (any_precision or vector.dtype == x.dtype):
                 given = f"{vector.shape[-1]} numbers of {vector.dtype}"
                 raise CheckpointError(f"the checkpoint's {what}{name} has {given}, expected {len(x)} of {x.dtype}")
 
 
 def content_hash(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of the header, and of the tensors' names, shapes, types and contents."""
-    known = {key: value for key, value in head.items() if key != "sha256"}
-    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+    """Return a hash of the header and of the tensors' names, shapes, types and contents."""
+    hashed = {key: value for key, value in head.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode())
     for name in sorted(tensors):
         value = tensors[name]
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())

@@ -1,4 +1,4 @@
-"""Folders that one process writes to: making a new one, claiming one, and cleaning up after a killed process."""
+"""Folders for one process alone: making a new one, claiming one, and cleaning up after a killed process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the server remembers of each client: rows that appear when a client first takes part.
+"""The rows that the server keeps for each client.
 
-With 100,000 registered clients and a cohort of 100, only clients that have been seen cost memory.
+Rows are made when a client first takes part, so only clients that have taken part need memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ClientTable:
     """Named rows per client, stored in the order in which clients first took part.
 
     Attributes:
-        folder: keep the rows in files there, which the system reads and writes as memory allows, instead of in
-            memory. The files have no name: they vanish with the process.
+        folder: where to keep the rows in memory-mapped files; None to keep them in memory. The files are unlinked
+            at once, so they disappear with the process.
 
     Examples:
         >>> table = ClientTable(clients=1000)
@@ -48,11 +48,11 @@ class ClientTable:
 
     @property
     def num_clients(self) -> int:
-        """How many clients there are in all."""
+        """The number of all clients."""
         return len(self._slot)
 
     def export(self) -> tuple[npt.NDArray[np.int64], dict[str, Tensor]]:
-        """Return the clients seen so far, in the order in which they first took part, and their rows.
+        """Return the clients that have taken part, in the order in which they first did, and their rows.
 
         Examples:
             >>> table = ClientTable(clients=10)
@@ -67,22 +67,28 @@ class ClientTable:
 
     @property
     def empty(self) -> bool:
-        """Whether nobody was seen yet."""
+        """Whether no client has taken part yet."""
         return self._seen == 0
 
     def of(self, keep: npt.NDArray[np.bool_], folder: Path | None, device: torch.device) -> ClientTable:
-        """Return a table of some of the clients, [M], such as those that one process runs, for use on a device."""
+        """Return a table of the clients to keep, such as those that one process runs, for use on a device.
+
+        Args:
+            keep: which of all clients to keep, [M].
+            folder: where to keep the rows in files; None to keep them in memory.
+            device: the device of the rows.
+        """
         clients, rows = self.export()
-        own = keep[clients]
+        kept = keep[clients]
         table = ClientTable(self.num_clients, folder)
-        chosen = torch.from_numpy(np.flatnonzero(own))
+        chosen = torch.from_numpy(np.flatnonzero(kept))
         table.put(
-            clients[own], {name: values[chosen.to(values.device)].to(device) for name, values in rows.items()}
+            clients[kept], {name: values[chosen.to(values.device)].to(device) for name, values in rows.items()}
         )
         return table
 
     def unseen(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return those of the clients that have no rows yet."""
+        """Return the clients that have no rows yet."""
         return clients[self._slot[clients] < 0]
 
     def rows(self, clients: npt.NDArray[np.int64]) -> dict[str, Tensor]:
@@ -93,7 +99,7 @@ class ClientTable:
         }
 
     def put(self, clients: npt.NDArray[np.int64], rows: Mapping[str, Tensor]) -> None:
-        """Store the clients' rows, making room for those not seen before."""
+        """Store the clients' rows, and make room for new clients."""
         new = self.unseen(clients)
         self._slot[new] = np.arange(self._seen, self._seen + len(new))
         self._seen += len(new)
@@ -112,7 +118,7 @@ class ClientTable:
             column[slots.to(column.device)] = values.to(column.device)
 
     def _in_file(self, name: str, like: Tensor) -> Tensor:
-        """Return room for the rows of all clients in a file, which takes space only for what is written."""
+        """Return a tensor in a file with room for the rows of all clients. Only written rows take disk space."""
         assert self.folder is not None
         make_folder(self.folder)
         path = self.folder / f"{name}-{os.getpid()}-{id(self)}"

@@ -1,4 +1,4 @@
-"""Where a run takes place: versions and machine, for environment.json and the records of the paper."""
+"""The versions and the machine of a run, for environment.json and the records of the paper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["environment"]
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:
-    """Return versions and machine: what a reader needs to repeat a run, and no environment variables."""
+    """Return the versions and the machine that a reader needs to repeat a run, without environment variables."""
     gpu = torch.cuda.get_device_name(device) if device is not None and device.type == "cuda" else None
     return {
         "fedagrac": __version__,

@@ -1,6 +1,6 @@
-"""A run folder: what a run writes while it goes on, and what it needs back to resume.
+"""A run folder: what a run writes, and what it reads to resume.
 
-Text, JSON and safetensors only. `storage/runs.py` reads finished folders for reports.
+It holds TOML, JSON and safetensors only. `storage/runs.py` reads run folders for reports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["RunFolder", "read_history", "to_json", "write_description"]
 
 
 def to_json(values: Mapping[str, Any]) -> str:
-    """Return strict JSON on one line: a number that is not finite becomes null."""
+    """Return strict JSON on one line. A number that is not finite becomes null."""
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     return json.dumps(finite, allow_nan=False)
 
@@ -34,13 +34,13 @@ def to_json(values: Mapping[str, Any]) -> str:
 def write_description(
     folder: Path, experiment: Mapping[str, Any], environment: Mapping[str, Any], federation: Any = None
 ) -> None:
-    """Make a folder and write what runs in it.
+    """Make a folder and write experiment.toml, environment.json and federation.json.
 
     Args:
-        folder: of a run, or of an experiment with several.
-        experiment: the fully resolved experiment, for experiment.toml.
-        environment: versions and machine, for environment.json.
-        federation: a description of the clients, a dataclass, for federation.json; None for no such file.
+        folder: the folder of a run, or of an experiment with several runs.
+        experiment: the fully resolved experiment.
+        environment: the versions and the machine.
+        federation: a dataclass that describes the clients; None to write no federation.json.
     """
     import tomli_w
 
@@ -56,15 +56,15 @@ class RunFolder:
     """The files of one run.
 
     Attributes:
-        path: the folder: experiment.toml, environment.json, history.jsonl, checkpoint/, and once the run has
-            ended status.json and model.safetensors.
+        path: the folder. It holds experiment.toml, environment.json, history.jsonl and checkpoint/, and after the
+            end of the run status.json and model.safetensors.
     """
 
     path: Path
 
     @property
     def history(self) -> Path:
-        """The file of rounds, one line each."""
+        """The path of history.jsonl, which has one line per round."""
         return self.path / "history.jsonl"
 
     @property
@@ -78,23 +78,23 @@ class RunFolder:
         return (self.path / "status.json").exists()
 
     def write_history(self, history: Sequence[Mapping[str, Any]]) -> None:
-        """Write the rounds so far in place of what is there."""
+        """Replace the history by the rounds so far."""
         lines = "".join(to_json(record) + "\n" for record in history)
         write_atomically(self.history, lines.encode())
 
     def append_round(self, record: Mapping[str, Any]) -> None:
-        """Add one line to the history."""
+        """Append one line to the history."""
         with naming(self.history), open(self.history, "a", encoding="utf-8", opener=opener) as history:
             history.write(to_json(record) + "\n")
 
     def write_checkpoint(self, checkpoint: Checkpoint, ranks: Ranks) -> Path:
-        """Write a checkpoint once its rounds are on the disk: without them it would be worth nothing."""
+        """Sync the history, without which a checkpoint is useless, and write a checkpoint. Return its path."""
         if ranks.rank == 0 and self.history.exists():
             sync(self.history)
         return write_checkpoint(self.checkpoints, checkpoint, ranks)
 
     def last_checkpoint(self) -> Checkpoint | None:
-        """Return where an interrupted run stands, with its history; None where it has to start anew."""
+        """Return the newest usable checkpoint with its history; None if the run has to start again."""
 
         def complete(checkpoint: Checkpoint) -> Checkpoint:
             return replace(checkpoint, history=read_history(self.history, checkpoint.round))
@@ -102,20 +102,20 @@ class RunFolder:
         return read_checkpoint(self.checkpoints, complete=complete)
 
     def checkpoint_bytes(self) -> int:
-        """Return how much of the disk the checkpoints take."""
+        """Return the size of all checkpoints on the disk."""
         return sum(path.stat().st_size for path in self.checkpoints.glob("*"))
 
     def write_end(
         self, parameters: Mapping[str, Tensor], status: str, reason: str, rounds: int, divergence: Any = None
     ) -> None:
-        """Keep the final model (model.safetensors) and say how the run ended (status.json).
+        """Write the final model to model.safetensors and how the run ended to status.json.
 
-        `divergence` is a dataclass that describes where the run left the finite numbers, or None.
+        `divergence` is a dataclass that describes where the run diverged, or None.
         """
         from safetensors.torch import save
 
-        kept = {name: value.detach().clone().contiguous() for name, value in parameters.items()}
-        write_atomically(self.path / "model.safetensors", save(kept))
+        tensors = {name: value.detach().clone().contiguous() for name, value in parameters.items()}
+        write_atomically(self.path / "model.safetensors", save(tensors))
         end: dict[str, Any] = {"status": status, "reason": reason, "rounds": rounds}
         if divergence is not None:
             end["divergence"] = asdict(divergence)
@@ -123,7 +123,7 @@ class RunFolder:
 
 
 def read_history(path: Path, rounds: int) -> list[dict[str, Any]]:
-    """Return the first rounds of a history.jsonl; what a crash left after them is not looked at."""
+    """Return the first rounds of a history.jsonl. Later lines, which a crash may have left, are not read."""
     records = []
     try:
         with path.open(encoding="utf-8") as lines:

@@ -1,4 +1,4 @@
-"""Reads run folders.
+"""Reading of run folders.
 
 A run folder may come from anyone, so every file is checked before its values are used. This module needs pydantic
 and is imported only where runs are read.
@@ -156,14 +156,14 @@ def _parse_lines(text: str, finished: bool) -> list[Any]:
 
 def _read_federation(folder: Path) -> Description | None:
     """Read federation.json in a run folder or in its parent, or return None if both lack it."""
-    for place in (folder, folder.parent):
-        if (place / "federation.json").exists():
-            return Description(**_read(place / "federation.json", parse_json, Description))
+    for path in (folder / "federation.json", folder.parent / "federation.json"):
+        if path.exists():
+            return Description(**_read(path, parse_json, Description))
     return None
 
 
 def _read(path: Path, parse: Callable[[str], Any], schema: Any) -> Any:
-    """Parse a file, check it against a schema, and return its values; an InputError names what is wrong."""
+    """Parse a file, check it against a schema, and return its values; raise InputError if it is invalid."""
     try:
         values = parse(path.read_text(encoding="utf-8"))
         TypeAdapter(schema).validate_python(values)
