@@ -9,7 +9,7 @@ import pytest
 
 import fedagrac as fg
 from fedagrac.heterogeneity import Participation
-from fedagrac.rounds.record import History
+from fedagrac.rounds.record import EXAMPLE, History, RoundRecord
 from fedagrac.storage.checkpoints import write_checkpoint
 
 ROUNDS = 300
@@ -58,18 +58,22 @@ def test_a_round_leaves_its_record_in_memory_and_nothing_else(tmp_path):
     assert len(list((tmp_path / "checkpoint").iterdir())) == 2
 
 
-def test_records_share_their_names_and_stay_plain_dicts():
-    given = [{"round": i, "test_accuracy": None, "train_loss": float(i), "f1 score": i} for i in range(3)]
+def test_records_read_as_mappings_and_go_through_json():
+    given = [
+        {**EXAMPLE, "round": i, "test_accuracy": None, "train_loss": float(i), "f1 score": i} for i in range(3)
+    ]
     history = History(json.loads(json.dumps(given[:2])))  # as a resumed run reads them
-    history.append(given[2])
+    history.append(RoundRecord.of(given[2]))
     assert history == given
-    assert [list(record) for record in history] == [list(given[0])] * 3
-    assert all(type(record) is dict for record in history)
-    assert json.loads(json.dumps(history)) == given
-    history[-1].update(test_accuracy=0.5)
-    history[-1]["later"] = 1
-    assert history[-1] == {**given[2], "test_accuracy": 0.5, "later": 1}
+    assert [set(record) for record in history] == [set(given[0])] * 3
+    assert all(type(record) is RoundRecord for record in history)
+    assert json.loads(json.dumps([dict(record) for record in history])) == given
+    history[-1].measured({"test_accuracy": 0.5, "test_loss": 0.25, "f1 score": 7})
+    history[-1].dropped = [4]
+    changed = {"test_accuracy": 0.5, "test_loss": 0.25, "f1 score": 7, "dropped": [4]}
+    assert history[-1] == {**given[2], **changed}
     assert history[0] == given[0]
+    assert history.to_pandas()["f1 score"].tolist() == [0, 1, 7]
 
 
 @pytest.mark.parametrize("metrics", [[], ["f1"], ["a", "b", "c"]])

@@ -455,6 +455,11 @@ def test_callbacks_stopping_rules_and_metrics_are_those_of_a_simulation(tmp_path
     assert [(reply.client, reply.steps) for reply in seen.replies] == list(enumerate(K))
     assert all(reply.length > 0 and reply.loss > 0 for reply in seen.replies)
     assert list((tmp_path / "board" / "fedagrac").iterdir())
+    again = flower(settings, federation(settings), FED.test)  # the same command once more
+    assert (again.result.status, len(again.history)) == ("stopped", stop)
+    assert torch.equal(again.state["x"], run.state["x"])
+    longer = flower({**settings, "stop.accuracy": 1.0, "rounds": stop + 1}, federation(settings), FED.test)
+    assert (longer.result.status, len(longer.history)) == ("finished", stop + 1)
 
 
 def test_a_callback_ends_a_federation(tmp_path):

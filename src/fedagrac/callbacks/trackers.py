@@ -18,9 +18,15 @@ __all__ = ["MLflow", "TensorBoard", "scalars"]
 
 
 def scalars(record: RoundRecord) -> dict[str, float]:
-    """Return the fields of a record as numbers; a list, such as the dropped clients, becomes its length."""
-    present = {name: value for name, value in record.items() if value is not None and name != "round"}
-    return {name: float(len(value) if isinstance(value, list) else value) for name, value in present.items()}
+    """Return the fields of a record as numbers.
+
+    A list, such as the dropped clients, becomes its length. A table, such as the steps of each client, is no number
+    and is left out.
+    """
+    fields = {
+        name: value for name, value in record.items() if value is not None and name not in ("round", "steps")
+    }
+    return {name: float(len(value) if isinstance(value, list) else value) for name, value in fields.items()}
 
 
 class TensorBoard(Callback):

@@ -219,6 +219,14 @@ class Run:
             record.events = events
         return record
 
+    def ended_before(self) -> tuple[Status, str] | None:
+        """Return how a resumed run had ended already: it has no rounds left, or its last one meets the stop rule."""
+        done = self.server.rounds_done
+        if done >= self.rounds:
+            return "finished", f"all {self.rounds} rounds done"
+        reached = (self.setup.stop or Stop()).reached(self.history[-1]) if self.history else None
+        return None if reached is None else ("stopped", f"round {done}: {reached}")
+
     def end(self, status: Status, reason: str) -> None:
         """Make the result and pass it to the callbacks."""
         self.result = SimulationResult(
@@ -247,8 +255,9 @@ def run_rounds(runs: Sequence[Run]) -> list[SimulationResult]:
         for callback in run.callbacks:
             callback.on_start(run)
     for run in runs:
-        if run.server.rounds_done >= run.rounds:  # a finished run was resumed without more rounds
-            run.end("finished", f"all {run.rounds} rounds done")
+        ended = run.ended_before()
+        if ended is not None:
+            run.end(*ended)
     active = [run for run in runs if run.result is None]
     try:
         with Held(fleet.ranks.size > 1) as signals:  # no process leaves the others in the middle of a round

@@ -86,12 +86,12 @@ class Setup:
     state_dir: str | Path | None = None
 
     @classmethod
-    def of(cls, **options: Any) -> Setup:
+    def of(cls, rounds: int, **options: Any) -> Setup:
         """Make a setup from options by name; raise InputError for an unknown name."""
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "rounds"]
         for name in options:
             one_of("option", name, names)
-        return cls(**options)
+        return cls(rounds=rounds, **options)
 
     def __post_init__(self) -> None:
         count("rounds", self.rounds)
