@@ -72,6 +72,34 @@ app = client_app(task.model, task.data, mods=[faults])
 '''
 
 
+SERVER = """
+import json
+
+from fedagrac import Callback, TensorBoard
+from fedagrac.flower import server_app
+
+from federation import task
+
+
+class Rounds(Callback):
+    def __init__(self, path):
+        self.path = path
+
+    def on_round(self, run, record):
+        with open(self.path, "a") as file:
+            seen = [record["round"], run.cohort.clients.tolist(), [reply.steps for reply in run.replies]]
+            file.write(json.dumps(seen) + "\\n")
+
+
+def callbacks(context):
+    out = context.run_config["out"]
+    return [Rounds(out + "-rounds.jsonl"), TensorBoard(out + "-board")]
+
+
+app = server_app(task.model, callbacks=callbacks)
+"""
+
+
 def free_ports(number):
     """Return port numbers that nobody uses."""
     with contextlib.ExitStack() as stack:
@@ -201,6 +229,7 @@ class Loopback:
         app = write_app(self.folder / "apps" / name / "federation")
         (app / "federation" / "task.py").write_text(TASK)
         (app / "federation" / "client_app.py").write_text(CLIENT)
+        (app / "federation" / "server_app.py").write_text(SERVER)
         project = (app / "pyproject.toml").read_text().partition("[tool.flwr.app.config]")[0]
         common = {
             "clients": self.nodes,

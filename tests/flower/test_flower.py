@@ -13,6 +13,7 @@ import pytest
 import torch
 from filelock import FileLock
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import fedagrac as fg
 from fedagrac.engines import SerialEngine
@@ -677,7 +678,8 @@ def run_everything(folder):
         loopback.kill_server("fedavg", rounds=1)
         loopback.submit("fedavg")
         loopback.run("fedagrac", rounds=3, **fedagrac, **planned)
-        loopback.run("chosen", rounds=2, **fedagrac, steps={"kind": "client"})
+        stop = {"bytes": (6 + 2 * 10) * 650 * 4}  # x_1 and gradients of 3 clients, then two rounds of 10 vectors
+        loopback.run("chosen", rounds=9, **fedagrac, steps={"kind": "client"}, stop=stop)
         loopback.wait("fedagrac", "chosen", "fedavg")
         loopback.run("troubled", rounds=3, min_clients=1, faults=True, **fedagrac, **planned)
         loopback.wait_for((folder / "hanging").exists)
@@ -724,6 +726,19 @@ def test_processes_equal_a_simulation(name, rounds, algorithm, loopback_folder):
     for ours, theirs in zip(history, expected.history, strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=1e-6)
         assert (ours["bytes_up"], ours["bytes_down"]) == (theirs["bytes_up"], theirs["bytes_down"])
+
+
+def test_callbacks_trackers_and_stopping_rules_work_on_processes(loopback_folder):
+    """The run "chosen" has 9 rounds and stops after the second."""
+    status = json.loads((loopback_folder / "chosen" / "status.json").read_text())
+    assert (status["status"], status["rounds"]) == ("stopped", 2)
+    assert "67600 bytes moved reached 67600" in status["reason"]
+    lines = (loopback_folder / "chosen-rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [[t, [0, 1, 2], K] for t in (1, 2)]
+    events = EventAccumulator(str(loopback_folder / "chosen-board" / "fedagrac"))
+    events.Reload()
+    losses = [record["train_loss"] for record in rounds_of(loopback_folder, "chosen")]
+    assert [event.value for event in events.Scalars("train_loss")] == pytest.approx(losses)
 
 
 def test_a_server_process_that_is_killed_goes_on_from_its_last_round(loopback_folder):

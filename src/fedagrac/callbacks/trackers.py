@@ -20,13 +20,11 @@ __all__ = ["MLflow", "TensorBoard", "scalars"]
 def scalars(record: RoundRecord) -> dict[str, float]:
     """Return the fields of a record as numbers.
 
-    A list, such as the dropped clients, becomes its length. A table, such as the steps of each client, is no number
-    and is left out.
+    A list, such as the dropped clients, becomes its length. The steps of each client are left out.
     """
-    fields = {
-        name: value for name, value in record.items() if value is not None and name not in ("round", "steps")
-    }
-    return {name: float(len(value) if isinstance(value, list) else value) for name, value in fields.items()}
+    fields = {name: value for name, value in record.items() if name not in ("round", "steps")}
+    numbers = {name: len(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
 class TensorBoard(Callback):

@@ -220,7 +220,7 @@ class Run:
         return record
 
     def ended_before(self) -> tuple[Status, str] | None:
-        """Return how a resumed run had ended already: it has no rounds left, or its last one meets the stop rule."""
+        """Return how a resumed run had ended: it has no rounds left, or its last one meets the stop rule."""
         done = self.server.rounds_done
         if done >= self.rounds:
             return "finished", f"all {self.rounds} rounds done"
