@@ -36,7 +36,7 @@ from fedagrac.experiments.run import prepare
 from fedagrac.experiments.schema import Experiment, default_table, read_toml
 from fedagrac.flower.fleet import FlowerFleet
 from fedagrac.flower.link import Link
-from fedagrac.flower.server import build_model
+from fedagrac.flower.server import initial_model
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import unpack
 from fedagrac.models import Imports
@@ -270,7 +270,7 @@ def flower_reply(data):
 def live_fleet():
     """Return a live fleet of one client, a cohort of it, and its plan."""
     checked = Settings.of({"clients": 1, "algorithm.name": "fedavg", "algorithm.lr": 0.1})
-    model = build_model(checked, lambda _: _small()[0], None)
+    model = initial_model(checked, lambda _: _small()[0], None)
     link = Link(None, model, checked)
     link.note = lambda event: None
     link.started = True

@@ -28,7 +28,7 @@ from fedagrac.flower import client_app, link
 from fedagrac.flower.app import write_app
 from fedagrac.flower.fleet import FlowerFleet
 from fedagrac.flower.link import Link
-from fedagrac.flower.server import build_model, run_federation
+from fedagrac.flower.server import initial_model, run_federation
 from fedagrac.flower.settings import Settings, partition_of
 from fedagrac.report import read_run
 from fedagrac.rounds.server import Server
@@ -132,7 +132,7 @@ def federation(settings, spoil=None, **node_configs):
 
 def flower(settings, grid, test=None, **options):
     checked = Settings.of(settings)
-    return run_federation(grid, checked, build_model(checked, model, None), test, **options)
+    return run_federation(grid, checked, initial_model(checked, model, None), test, **options)
 
 
 def simulated(algorithm, rounds=3, federation=FED, steps=K, dtype=torch.float64):
@@ -345,7 +345,7 @@ def test_the_model_is_averaged_over_those_who_answered(tmp_path):
     for i in (1, 2):  # the average of one client is its model; its batches depend on its number
         alone = StandIn({10: Node({**settings, "clients": 3}, i)})
         client_settings = Settings.of(settings)
-        vector_model = build_model(client_settings, model, None)
+        vector_model = initial_model(client_settings, model, None)
         single = FlowerFleet(client_settings, vector_model, Link(alone, vector_model, client_settings))
         single.link.sizes = dict(enumerate(n.tolist()))
         server = Server(client_settings.build_algorithm(), {"x": vector_model.initial()}, ClientTable(3))
