@@ -36,7 +36,7 @@ from fedagrac.experiments.run import prepare
 from fedagrac.experiments.schema import Experiment, default_table, read_toml
 from fedagrac.flower.fleet import FlowerFleet
 from fedagrac.flower.link import Link
-from fedagrac.flower.server import build_model
+from fedagrac.flower.server import initial_model
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import unpack
 from fedagrac.models import Imports
@@ -215,7 +215,7 @@ def run_folder(data):
     folder = SCRATCH / "run"
     if not folder.exists():
         write_run(folder, [])
-    for name, content in _RUN.items():
+    for name, content in GOOD_RUN.items():
         (folder / name).write_bytes(content)
     (folder / RUN_FILES[(data[0] if data else 0) % len(RUN_FILES)]).write_bytes(data[1:])
     with contextlib.suppress(EXPECTED):
@@ -270,7 +270,7 @@ def flower_reply(data):
 def live_fleet():
     """Return a live fleet of one client, a cohort of it, and its plan."""
     checked = Settings.of({"clients": 1, "algorithm.name": "fedavg", "algorithm.lr": 0.1})
-    model = build_model(checked, lambda _: _small()[0], None)
+    model = initial_model(checked, lambda _: _small()[0], None)
     link = Link(None, model, checked)
     link.note = lambda event: None
     link.started = True
@@ -327,7 +327,7 @@ _DESCRIBED = {
     "name": "digits", "clients": 2, "samples": 30, "sizes_range": [10, 20], "steps_range": [3, 4],
     "steps_mean": 3.5, "shown": [0, 1], "sizes": [10, 20], "steps": [3, 4], "labels": [[5, 5], [10, 10]],
 }  # fmt: skip
-_RUN = {
+GOOD_RUN = {
     "experiment.toml": b'name = "written"\nseed = 0\ntarget = 0.5\n[[algorithm]]\nname = "fedavg"\nlr = 0.1\n',
     "status.json": b'{"status": "finished", "reason": "all rounds done"}',
     "environment.json": b'{"torch": "2.13.0", "device": "cpu"}',
@@ -389,7 +389,7 @@ SEEDS = {
     "checkpoint": [_CHECKPOINT],
     "checkpoint_content": [json.dumps(sealed_description()).encode()],
     "history": [_HISTORY],
-    "run_folder": [bytes([i]) + _RUN[name] for i, name in enumerate(RUN_FILES)],
+    "run_folder": [bytes([i]) + GOOD_RUN[name] for i, name in enumerate(RUN_FILES)],
     "records": [b'{"trial": "a", "settings": {"lr": 0.1}, "environment": {}, "outcome": {"finished": true}}'],
     "measurement": [json.dumps({"candidates": {"serial": {"us": 3.5, "start_s": 0.0}}}).encode()],
     "flower_reply": [

@@ -1,4 +1,4 @@
-"""One list of laws; every registered algorithm obeys all of them."""
+"""The contract that every registered algorithm fulfils."""
 
 import dataclasses
 
@@ -40,9 +40,9 @@ def test_is_a_frozen_value(name):
 
 @pytest.mark.parametrize("name", [n for n in ALL if n not in ("fedagrac-first", "fedagrac-reverse")])
 def test_one_client_alone_runs_plain_gradient_descent(name):
-    """With M = 1 nobody is fast and nu = nu_i: x after K steps is gradient descent's.
+    """With M = 1 no client is fast and nu = nu_i, so K steps are gradient descent.
 
-    (Not for first and reverse: they send the first gradient but subtract the mean.)
+    This does not hold for first and reverse, which send the first gradient but subtract the mean.
     """
     q = quadratics(sizes=[30])
     k, eta = 7, 0.02
@@ -57,11 +57,11 @@ def test_one_client_alone_runs_plain_gradient_descent(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_identical_clients_stay_together(name):
-    """Clients with the same data and the same K: the federation is one client."""
-    one = quadratics(sizes=[20])
-    q = type(one)(one.A * 4, one.b * 4)
+    """Clients with the same data and the same K behave like one client."""
+    single = quadratics(sizes=[20])
+    q = type(single)(single.A * 4, single.b * 4)
     together = trajectory(fg.algorithm(name, lr=0.02), q, rounds=4, steps=fg.Constant(3))
-    alone = trajectory(fg.algorithm(name, lr=0.02), one, rounds=4, steps=fg.Constant(3))
+    alone = trajectory(fg.algorithm(name, lr=0.02), single, rounds=4, steps=fg.Constant(3))
     assert close(together, alone)
 
 
@@ -79,15 +79,15 @@ def test_the_order_of_clients_is_irrelevant(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_moving_the_origin_moves_the_trajectory(name):
-    """Nothing depends on where zero is: control variates started from weights would."""
+    """Nothing depends on the origin; control variates that start from weights would."""
     q = quadratics()
     shift = np.array([3.0, -2.0, 1.0, 5.0, -4.0])
     moved = type(q)(q.A, [b + A @ shift for A, b in zip(q.A, q.b, strict=True)])
     module = q.module()
     with torch.no_grad():
         module.weight += torch.from_numpy(shift)
-    there = trajectory(fg.algorithm(name, lr=0.02), moved, module=module)
-    assert close(there - shift, trajectory(fg.algorithm(name, lr=0.02)), 1e-10)
+    shifted = trajectory(fg.algorithm(name, lr=0.02), moved, module=module)
+    assert close(shifted - shift, trajectory(fg.algorithm(name, lr=0.02)), 1e-10)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -198,7 +198,7 @@ def test_a_schedule_that_never_changes_is_a_constant():
 
 
 def test_absent_clients_keep_what_they_sent_last():
-    """A hand-run of the cached orientation: constant gradients, hybrid, one client a round, zero start."""
+    """The cached orientation by hand: constant gradients, hybrid, one client per round, starting from zeros."""
     gradients = [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([2.0, 2.0])]
     seen, nu, cached = [], np.zeros(2), [np.zeros(2)] * 3
 

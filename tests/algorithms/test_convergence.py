@@ -1,4 +1,4 @@
-"""Where each algorithm ends on quadratics with unequal steps: at the minimiser, or at a fixed point of its own."""
+"""The limit of each algorithm on quadratics with unequal steps: the minimiser, or another fixed point."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import fedagrac as fg
 from quadratics import K, quadratics
 
 ETA = 0.02
-ROUNDS = 200  # after 170 all that converge are within 1e-10
+ROUNDS = 200  # after 170 rounds all algorithms that converge are within 1e-10
 
 
 def distance(algorithm, rounds=ROUNDS):
@@ -30,7 +30,7 @@ def test_fedlin_reaches_the_exact_minimiser():
 
 
 def round_map(eta, mu=0.0):
-    """FedAvg's and FedProx's round as x -> T x + r, from H_i and each client's own minimiser."""
+    """Return T and r of a round x -> T x + r of FedAvg or FedProx, from H_i and each client's minimiser."""
     q = quadratics()
     identity = np.eye(len(q.start()))
     T, r = np.zeros_like(identity), np.zeros(len(identity))

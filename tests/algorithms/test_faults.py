@@ -1,4 +1,4 @@
-"""Twelve faults found in other implementations. Each test fails if the fault is put in."""
+"""Twelve faults of other implementations. Each test fails if the fault is introduced."""
 
 from fractions import Fraction
 
@@ -17,7 +17,7 @@ G1, G2 = np.array([1.0, 0.0]), np.array([0.0, 2.0])
 
 
 class Keep(fg.Callback):
-    """Keeps the run, to look at the server's state."""
+    """Keep the run for the assertions."""
 
     def on_end(self, run, result):
         self.run = run
@@ -76,7 +76,7 @@ def test_5_k_counts_sgd_steps_not_epochs_or_samples(batch_size):
 
 
 def test_6_the_correction_pulls_towards_the_global_direction():
-    """Client 1's own gradient is (1, 0); a client with the sign flipped would never move along (0, 1)."""
+    """The gradient of client 1 is (1, 0); with the sign flipped it would never move along (0, 1)."""
     result = simulate(fg.FedaGrac(lr=0.1), [G1, G2], K=[5, 5])
     assert np.allclose(result.vector, -0.5 * (G1 + G2) / 2, rtol=1e-12)
     alone = simulate(fg.FedaGrac(lr=0.1), [G1, G2], K=[5, 5], participation=1, seed=3)  # one of the two
@@ -85,7 +85,7 @@ def test_6_the_correction_pulls_towards_the_global_direction():
 
 @pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold", "fedagrac"])
 def test_7_partial_participation_is_scaled_once(name):
-    """A cohort's weights sum to 1: with one common gradient the model moves the full way, whoever comes."""
+    """The weights of a cohort sum to 1: with a common gradient, any cohort moves the model by the full step."""
     gradients, sizes = [G1] * 4, [1, 2, 3, 4]
     start = {"init": "full"} if name == "scaffold" else {}
     algorithm = fg.algorithm(name, lr=0.1, **start)
@@ -95,7 +95,7 @@ def test_7_partial_participation_is_scaled_once(name):
 
 @pytest.mark.parametrize("name", ["scaffold", "fedagrac"])
 def test_7_the_orientation_counts_every_client_once(name):
-    """nu sums all M clients with the global weights, however few take part: from zeros, those seen so far."""
+    """nu sums all M clients with the global weights; clients that have not taken part count as zeros."""
     keep = Keep()
     gradients, sizes = [G1, G2, G1 + G2, 3 * G1], [1, 2, 3, 4]
     algorithm = fg.algorithm(name, lr=0.1, init="zeros")
@@ -120,7 +120,7 @@ def test_9_the_proximal_gradient_is_mu_times_the_displacement():
 
 
 def test_10_equal_steps_make_nobody_fast():
-    """In floats 1/M summed M times is often below 1, and then everybody would be fast."""
+    """In floats, 1/M summed M times is often below 1, and then every client would be fast."""
     floats_fail = 0
     for m in range(2, 31):
         for k in range(1, 31):
@@ -131,7 +131,7 @@ def test_10_equal_steps_make_nobody_fast():
 
 
 def test_11_every_client_keeps_its_own_settings():
-    """K, eta and first_steps differ per client in one plan; nobody gets the last client's."""
+    """K, eta and first_steps differ per client in one plan; no client gets the values of another."""
     from fedagrac.core.local import Plan
     from fedagrac.engines import SerialEngine, Workload
     from fedagrac.models import VectorModel

@@ -1,4 +1,4 @@
-"""Every algorithm's trajectory equals a plain NumPy statement of its paper's equations."""
+"""The trajectory of every algorithm equals the equations of its paper in plain NumPy."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_fedagrac_follows_a_calibration_schedule():
 
 
 def test_tiny_steps_use_the_accumulated_mean_gradient():
-    """Below eta K = 0.01 the mean is accumulated; the trajectory is still the paper's."""
+    """Below eta K = 0.01 the mean is accumulated; the trajectory still equals that of the paper."""
     q = quadratics()
     trace = Trace()
     q.simulate(fg.FedaGrac(lr=1e-4), rounds=5, callbacks=[trace])

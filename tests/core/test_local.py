@@ -1,4 +1,4 @@
-"""The local rule's two values and the mean gradient."""
+"""Plans, results and the mean gradient of the local rule."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Benchmarks run and count what they say; nothing here asserts a time."""
+"""Benchmarks run and count what they claim. No test depends on a time."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_the_spread_of_steps():
         ["--device", "tpu"],
     ],
 )
-def test_wrong_names_are_said(arguments, capsys):
+def test_wrong_names_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as done:
         main(["bench", *arguments])
     assert done.value.code == 2

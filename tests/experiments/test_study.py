@@ -81,7 +81,7 @@ def test_a_slope_and_its_interval():
     rng = np.random.default_rng(0)
     x = np.tile([1.0, 2, 4, 8], 3)
     slopes = [slope(x, x**-0.5 * np.exp(rng.normal(0, 0.3, 12))) for _ in range(400)]
-    held = np.mean([one.low <= -0.5 <= one.high for one in slopes])
+    held = np.mean([fitted.low <= -0.5 <= fitted.high for fitted in slopes])
     assert 0.92 < held < 0.98
     with pytest.raises(InputError, match="at least three"):
         slope([1, 2, 3], [1.0, 2.0, math.nan])
@@ -111,8 +111,8 @@ def test_the_prescribed_step_balances_the_terms_or_is_the_proofs_limit():
 
 def test_a_convex_experiment_is_studied():
     prepared = small()
-    said = []
-    result = study(prepared, say=said.append)
+    stages = []
+    result = study(prepared, say=stages.append)
     names = [bound.name for bound in result.bounds]
     assert names[0].startswith("Theorem 1")
     assert names[1].startswith("Theorem 3")
@@ -130,7 +130,7 @@ def test_a_convex_experiment_is_studied():
     assert 0 < result.recommendation.lr < result.recommendation.largest_stable_lr
     assert result.recommendation.calibration == 1.0
     json.dumps(result.described())
-    assert "constants" in said
+    assert "constants" in stages
 
 
 def test_directions_are_reduced_without_moving_the_stable_step():

@@ -1,4 +1,4 @@
-"""fedagrac sweep: the grid, the best of each algorithm, and what is written."""
+"""Sweeps: the grid, the best setting of each algorithm, and the files."""
 
 import functools
 import json
@@ -31,7 +31,7 @@ TABLE = {
 
 
 def choice(value, *results, status="finished", algorithm="a", key="lr"):
-    """A point whose seeds ended with these (accuracy, rounds to target, loss)."""
+    """Return a point whose seeds ended with these (accuracy, rounds to target, loss)."""
     rows = tuple(
         {"status": status, "final_accuracy": a, "rounds_to_target": r, "final_test_loss": loss}
         for a, r, loss in results
@@ -39,7 +39,7 @@ def choice(value, *results, status="finished", algorithm="a", key="lr"):
     return Choice(Point(algorithm, f"{algorithm} {key}={value}", {key: value}, {}), rows)
 
 
-def test_a_sweep_is_a_wider_experiment():
+def test_a_sweep_is_an_experiment_with_every_point():
     sweep = Sweep.of(TABLE, ["algorithm.lr=0.1,0.5", "algorithm.prox.mu=1,0.1"], seeds=2)
     assert [point.label for point in sweep.points] == [
         "fedavg lr=0.1",
@@ -82,7 +82,7 @@ def test_values_may_be_words_numbers_or_tables():
         ("algorithm.lr=-1,2", "above 0"),
     ],
 )
-def test_bad_grids_are_said_before_any_work(grid, word):
+def test_bad_grids_are_refused_before_any_work(grid, word):
     with pytest.raises(InputError, match=word):
         Sweep.of(TABLE, [grid], 1)
 
@@ -132,7 +132,7 @@ def test_heat_maps_show_every_number_and_frame_the_best():
 
 
 def test_the_command(tmp_path, capsys):
-    """Points have the numbers of a plain run; best.toml is an experiment with the best of each."""
+    """Points have the numbers of a plain run; best.toml is the experiment with the best settings."""
     file = tmp_path / "mini.toml"
     import tomli_w
 
@@ -182,8 +182,8 @@ def test_the_table_says_what_is_at_the_edge_and_what_diverged(tmp_path, capsys):
     assert "neither target nor stop.accuracy" in capsys.readouterr().err
 
 
-def test_an_interrupted_sweep_goes_on(tmp_path, capsys, monkeypatch):
-    """Two seeds of four points: SIGTERM in the second seed's second round, with one run that has ended already."""
+def test_an_interrupted_sweep_resumes(tmp_path, capsys, monkeypatch):
+    """SIGTERM arrives in round 2 of the second of two seeds, with four points each."""
     file = tmp_path / "mini.toml"
     file.write_text(tomli_w.dumps({**TABLE, "checkpoint_every": 1000}))
     arguments = [str(file), "--grid", "algorithm.lr=0.1,0.5", "--seeds", "2", "--json"]
@@ -206,9 +206,9 @@ def test_an_interrupted_sweep_goes_on(tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(Progress, "on_round", on_round)
         assert command("--out", out) == 143
-    said = " ".join(capsys.readouterr().err.split())
+    errors = " ".join(capsys.readouterr().err.split())
     again = f"resume with: fedagrac sweep {file} --grid algorithm.lr=0.1,0.5 --seeds 2 --out {out} --resume"
-    assert again in said
+    assert again in errors
     assert len(list(out.glob("seed-5/*/status.json"))) == 4
     assert len(list(out.glob("seed-6/*/checkpoint/round-00000002.safetensors"))) == 4
     untouched = (out / "seed-5" / "fedavg-lr-0.1" / "history.jsonl").stat().st_mtime_ns
@@ -219,11 +219,11 @@ def test_an_interrupted_sweep_goes_on(tmp_path, capsys, monkeypatch):
     resumed = json.loads(capsys.readouterr().out)
     assert (out / "seed-5" / "fedavg-lr-0.1" / "history.jsonl").stat().st_mtime_ns == untouched
 
-    def timeless(found):
-        for point in found["points"]:
+    def timeless(outcome):
+        for point in outcome["points"]:
             for run in point["runs"]:
                 del run["wall_time"], run["folder"]
-        return found["points"]
+        return outcome["points"]
 
     assert timeless(resumed) == timeless(whole)
     arguments[2] = "algorithm.lr=0.1,0.7"
@@ -231,15 +231,16 @@ def test_an_interrupted_sweep_goes_on(tmp_path, capsys, monkeypatch):
     assert "changed" in capsys.readouterr().err
 
 
-def test_runs_side_by_side_go_on_from_one_round(tmp_path):
+def test_runs_side_by_side_resume_after_the_same_round(tmp_path):
     prepared = prepare(Experiment.of(TABLE))
     algorithms = [entry.algorithm for entry in prepared.entries]
     shared = {**prepared.options(), "device": "cpu"}
-    folders = [Checkpoints(tmp_path / str(i), every=2) for i in range(2)]
+    checkpoints = [Checkpoints(tmp_path / str(i), every=2) for i in range(2)]
     run = functools.partial(simulate_many, prepared.module, prepared.federation, algorithms)
-    whole = run(callbacks=[[one] for one in folders], **shared)
+    whole = run(callbacks=[[callback] for callback in checkpoints], **shared)
     stored = [
-        replace(read_checkpoint(one.folder), history=w.history[:2]) for one, w in zip(folders, whole, strict=True)
+        replace(read_checkpoint(callback.folder), history=w.history[:2])
+        for callback, w in zip(checkpoints, whole, strict=True)
     ]
     again = run(resume=stored, **shared)
     assert [a.vector.tolist() for a in again] == [w.vector.tolist() for w in whole]

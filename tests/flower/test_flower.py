@@ -1,4 +1,4 @@
-"""Flower: the server's logic over an in-memory grid, and real processes on loopback."""
+"""Flower: a federation over an in-memory grid, and with real processes on loopback."""
 
 import json
 import re
@@ -29,7 +29,7 @@ from fedagrac.flower import client_app, link
 from fedagrac.flower.app import write_app
 from fedagrac.flower.fleet import FlowerFleet
 from fedagrac.flower.link import Link
-from fedagrac.flower.server import build_model, run_federation
+from fedagrac.flower.server import initial_model, run_federation
 from fedagrac.flower.settings import Settings, partition_of
 from fedagrac.report import read_run
 from fedagrac.rounds.server import Server
@@ -45,8 +45,8 @@ def model(context):
 
 
 def data(context):
-    mine = FED.samples_of(context.node_config["partition-id"])
-    return FED.inputs[mine], FED.targets[mine]
+    samples = FED.samples_of(context.node_config["partition-id"])
+    return FED.inputs[samples], FED.targets[samples]
 
 
 def config(tmp_path, **changes):
@@ -72,7 +72,7 @@ def config(tmp_path, **changes):
 
 @pytest.fixture(autouse=True)
 def _a_task(monkeypatch):
-    """Messages are made inside a Flower task."""
+    """Enter a Flower task, inside which messages must be made."""
     from flwr.supercore.task_identity import TaskIdentity
 
     for name, value in (("_run_id", 1), ("_node_id", 1), ("_task_id", 1)):
@@ -80,7 +80,7 @@ def _a_task(monkeypatch):
 
 
 class Node:
-    """A node of the stand-in: a real ClientApp, in this process."""
+    """A node of the in-memory grid, with a real ClientApp in this process."""
 
     def __init__(self, run_config, partition, model=model, data=data, **node_config):
         self.app = client_app(model, data)
@@ -94,7 +94,7 @@ class Node:
 
 
 class StandIn:
-    """Flower's Grid in memory: what a node does with a message may be spoilt, delayed or lost on the way."""
+    """Flower's Grid in memory. Replies of nodes may be spoilt, delayed or lost."""
 
     def __init__(self, nodes, spoil=None):
         self.nodes, self.spoil = dict(nodes), spoil or (lambda node, kind, round, reply: reply)
@@ -133,7 +133,7 @@ def federation(settings, spoil=None, **node_configs):
 
 def flower(settings, grid, test=None, **options):
     checked = Settings.of(settings)
-    return run_federation(grid, checked, build_model(checked, model, None), test, **options)
+    return run_federation(grid, checked, initial_model(checked, model, None), test, **options)
 
 
 def simulated(algorithm, rounds=3, federation=FED, steps=K, dtype=torch.float64):
@@ -234,7 +234,7 @@ def test_small_steps_send_their_gradient_sum_because_the_model_does_not_give_it(
 def test_an_algorithm_that_needs_k_first_is_refused(tmp_path):
     assert [name for name in ALGORITHMS if fg.algorithm(name, lr=0.1).traits.needs_steps] == ["fedlin"]
     settings = config(tmp_path, algorithm__name="fedlin", steps__kind="client")
-    with pytest.raises(InputError, match="fedlin's local rule needs K_i before it starts"):
+    with pytest.raises(InputError, match="the local rule of fedlin needs K_i before it starts"):
         flower(settings, federation(settings))
 
 
@@ -280,7 +280,7 @@ def test_a_bad_reply_is_dropped_named_and_counted(fault, form, tmp_path):
 
 
 class FarAway(SerialEngine):
-    """In round 2 client 1 comes back from far away."""
+    """In round 2 the reply of client 1 is far too long."""
 
     def run(self, plan, x, clients, round):
         result = super().run(plan, x, clients, round)
@@ -291,7 +291,7 @@ class FarAway(SerialEngine):
 
 @pytest.mark.parametrize("form", ["explicit", "client"])
 def test_the_guard_is_that_of_a_simulation(form, tmp_path):
-    """min_clients counts replies: client 1 did reply, so the round goes on without it."""
+    """min_clients counts replies. Client 1 did reply, so the round continues without it."""
 
     def spoil(node, kind, round, reply):
         if node == 11 and kind == "train.steps" and round == 2:
@@ -304,7 +304,7 @@ def test_the_guard_is_that_of_a_simulation(form, tmp_path):
     expected = fg.simulate(model(None).double(), FED, fg.FedaGrac(lr=0.1), 3, **options)
     assert expected.history.column("dropped") == [[], [1], []]
     assert close(run.state["x"], expected.vector)
-    for field in ("clients", "dropped"):  # client 1 replied, and does not count
+    for field in ("clients", "dropped"):  # client 1 replied but does not count
         assert run.history.column(field) == expected.history.column(field)
     assert run.history.column("clients") == [3, 3, 3]
     (event,) = run.history[1]["events"]
@@ -317,7 +317,7 @@ def test_a_wrong_guard_is_named(tmp_path):
 
 
 def test_a_server_that_overflows_says_so_and_what_to_try(tmp_path):
-    """FedNova's coefficients sum to more than 1: finite models of 1.7e308 give an infinite one."""
+    """The coefficients of FedNova sum to more than 1, so finite models of 1.7e308 give an infinite one."""
 
     def spoil(node, kind, round, reply):
         if kind == "train.steps" and round == 2:
@@ -327,12 +327,12 @@ def test_a_server_that_overflows_says_so_and_what_to_try(tmp_path):
     settings = config(tmp_path, algorithm__name="fednova")
     run = flower(settings, federation(settings, spoil))
     assert len(run.history) == 2
-    said = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert said["status"] == "diverged"
-    assert said["reason"] == (
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["status"] == "diverged"
+    assert status["reason"] == (
         "round 2: every client's model is finite, but the server's is not; try a smaller lr than 0.1"
     )
-    assert (said["divergence"]["round"], said["divergence"]["client"]) == (2, None)
+    assert (status["divergence"]["round"], status["divergence"]["client"]) == (2, None)
 
 
 def test_the_model_is_averaged_over_those_who_answered(tmp_path):
@@ -343,13 +343,13 @@ def test_the_model_is_averaged_over_those_who_answered(tmp_path):
     run = flower(settings, federation(settings, lose))
     n = FED.sizes
     models = []
-    for i in (1, 2):  # one client alone is its own average; its batches are those of its number
+    for i in (1, 2):  # the average of one client is its model; its batches depend on its number
         alone = StandIn({10: Node({**settings, "clients": 3}, i)})
-        own = Settings.of(settings)
-        vector_model = build_model(own, model, None)
-        single = FlowerFleet(own, vector_model, Link(alone, vector_model, own))
+        client_settings = Settings.of(settings)
+        vector_model = initial_model(client_settings, model, None)
+        single = FlowerFleet(client_settings, vector_model, Link(alone, vector_model, client_settings))
         single.link.sizes = dict(enumerate(n.tolist()))
-        server = Server(own.build_algorithm(), {"x": vector_model.initial()}, ClientTable(3))
+        server = Server(client_settings.build_algorithm(), {"x": vector_model.initial()}, ClientTable(3))
         (replies,) = single.round([server])
         server.take_in(replies)
         models.append(server.x)
@@ -374,7 +374,7 @@ def test_a_late_reply_is_dropped_and_named_in_the_round_it_comes_in(tmp_path):
     assert run.history[1]["events"] == ["client 2: late reply of round 1, dropped"]
 
 
-def test_looking_who_is_there_loses_no_reply(tmp_path, monkeypatch):
+def test_looking_for_nodes_loses_no_reply(tmp_path, monkeypatch):
     monkeypatch.setattr(link, "LOOK_SECONDS", 0.0)
     waited = {}
 
@@ -422,7 +422,7 @@ def test_a_client_runs_until_its_time_is_over(tmp_path):
 
 
 class Seen(fg.Callback):
-    """Keeps what callbacks are shown."""
+    """Keep what callbacks receive."""
 
     def __init__(self):
         self.calls, self.replies = [], []
@@ -474,7 +474,7 @@ def test_a_callback_ends_a_federation(tmp_path):
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "stopped"
 
 
-def test_a_run_that_was_cut_off_goes_on_with_the_same_numbers(tmp_path):
+def test_a_resumed_run_has_the_same_numbers(tmp_path):
     settings = config(tmp_path, rounds=4)
     whole = flower({**settings, "out": str(tmp_path / "whole")}, federation(settings))
 
@@ -532,7 +532,7 @@ def test_a_node_that_leaves_and_returns_takes_part_again(tmp_path):
     assert any("client 1: connected again" in event for record in run.history for event in record["events"])
 
 
-def test_fedlin_goes_on_without_a_client_whose_gradient_does_not_come(tmp_path):
+def test_fedlin_continues_without_a_client_whose_gradient_is_missing(tmp_path):
     def lose(node, kind, round, reply):
         return None if node == 10 and kind == "query.gradient" and round == 1 else reply
 
@@ -541,7 +541,7 @@ def test_fedlin_goes_on_without_a_client_whose_gradient_does_not_come(tmp_path):
     assert [record["clients"] for record in run.history] == [2, 3]
 
 
-def test_too_few_replies_end_the_run_and_say_how_to_go_on(tmp_path):
+def test_too_few_replies_end_the_run_and_say_how_to_resume(tmp_path):
     settings = config(tmp_path, round_seconds=0.05, attempts=2)
     grid = federation(settings, lambda node, kind, round, reply: reply if kind == "query.hello" else None)
     with pytest.raises(
@@ -660,12 +660,12 @@ def main_quietly(arguments):
 
 def store_data(folder):
     for i in range(3):
-        mine = FED.samples_of(i)
-        np.savez(folder / f"{i}.npz", inputs=FED.inputs[mine].numpy(), targets=FED.targets[mine].numpy())
+        samples = FED.samples_of(i)
+        np.savez(folder / f"{i}.npz", inputs=FED.inputs[samples].numpy(), targets=FED.targets[samples].numpy())
 
 
 def run_everything(folder):
-    """Do all runs that one federation can serve: the first with a server that is killed, the last with a node."""
+    """Do all runs of one federation of processes. A server is killed in the first run, a node in the last."""
     planned = {"steps": {"kind": "explicit", "table": json.dumps([K])}}
     fedagrac = {"algorithm": {"name": "fedagrac", "lr": 0.1}}
     fedavg = {"algorithm": {"name": "fedavg", "lr": 0.1}}
@@ -690,7 +690,7 @@ def run_everything(folder):
 
 @pytest.fixture(scope="session")
 def loopback_folder(tmp_path_factory):
-    """The results of a federation of processes, made once however many test processes share the machine."""
+    """Return the results of a federation of processes, made once for all test processes."""
     shared = tmp_path_factory.getbasetemp()
     if shared.name.startswith("popen-"):  # a worker of pytest-xdist
         shared = shared.parent
@@ -717,7 +717,7 @@ def rounds_of(folder, name):
     [("fedagrac", 3, fg.FedaGrac(lr=0.1)), ("fedavg", 3, fg.FedAvg(lr=0.1)), ("chosen", 2, fg.FedaGrac(lr=0.1))],
 )
 def test_processes_equal_a_simulation(name, rounds, algorithm, loopback_folder):
-    """Planned by the server, and chosen by the clients in two exchanges."""
+    """Steps are planned by the server, or chosen by the clients with two exchanges."""
     expected = simulated(algorithm, rounds, dtype=torch.float32)
     for key, value in final(loopback_folder, name).items():
         torch.testing.assert_close(value, expected.params[key], atol=1e-6, rtol=0)
@@ -741,7 +741,7 @@ def test_callbacks_trackers_and_stopping_rules_work_on_processes(loopback_folder
     assert [event.value for event in events.Scalars("train_loss")] == pytest.approx(losses)
 
 
-def test_a_server_process_that_is_killed_goes_on_from_its_last_round(loopback_folder):
+def test_a_server_process_that_is_killed_resumes_after_its_last_round(loopback_folder):
     history = rounds_of(loopback_folder, "fedavg")
     assert [record["round"] for record in history] == [1, 2, 3]
     events = [event for record in history for event in record["events"]]
@@ -766,7 +766,7 @@ def test_a_process_that_is_killed_in_a_round_and_returns_takes_part_again(loopba
     assert third["events"] == []
 
 
-def test_tls_lets_in_registered_keys_alone(tmp_path):
+def test_tls_admits_registered_keys_only(tmp_path):
     from fedagrac.flower.keys import write_keys
 
     keys = write_keys(tmp_path / "keys", nodes=3)
@@ -774,10 +774,10 @@ def test_tls_lets_in_registered_keys_alone(tmp_path):
         store_data(loopback.folder)
         loopback.start_link()
         for i in (0, 1):
-            said = loopback.flwr("supernode", "register", keys / f"node-{i}.pub", "loopback")
-            assert "registered successfully" in said, said + loopback.logs()
+            output = loopback.flwr("supernode", "register", keys / f"node-{i}.pub", "loopback")
+            assert "registered successfully" in output, output + loopback.logs()
             loopback.start_node(i, key=keys / f"node-{i}")
-        loopback.start_node(2, key=keys / "node-2")  # a good key that nobody registered
+        loopback.start_node(2, key=keys / "node-2")  # a valid key that is not registered
         algorithm = {"name": "fedavg", "lr": 0.1}
         steps = {"kind": "constant", "steps": 3}
         loopback.run("run", clients=2, rounds=1, algorithm=algorithm, steps=steps)

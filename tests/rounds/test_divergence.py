@@ -1,7 +1,8 @@
-"""A run that leaves the finite numbers says in which round, by which client, after how many steps."""
+"""A diverged run reports the round, the client that diverged first, and after how many steps."""
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,13 +23,13 @@ SIZES = [10, 12, 14, 16]
 
 @pytest.fixture(autouse=True)
 def _time_enough(monkeypatch):
-    """What is found does not depend on how busy the machine is."""
+    """Make the diagnosis independent of the load of the machine."""
     monkeypatch.setattr(divergence, "SECONDS", 600.0)
     monkeypatch.setattr(divergence, "THEORY_SECONDS", 600.0)
 
 
 def scaled(factors, seed=3):
-    """Least squares whose inputs are multiplied, one factor per client: the curvature grows with its square."""
+    """Return least squares whose inputs have one factor per client; the curvature grows with its square."""
     q = quadratics(seed=seed, sizes=SIZES)
     return Quadratics([factor * A for factor, A in zip(factors, q.A, strict=True)], q.b)
 
@@ -59,8 +60,9 @@ def test_the_one_client_that_diverges_is_named_with_its_step():
     result = q.simulate(fg.FedAvg(lr=0.01), rounds=3, steps=fg.Constant(K))
     step = steps_until_lost(q, 2, q.start(), 0.01, K)
     assert 1 < step < K
-    found = result.divergence
-    assert (found.round, found.client, found.step, found.steps, found.clients) == (1, 2, step, K, 1)
+    diagnosis = result.divergence
+    expected = Divergence(round=1, lr=0.01, client=2, step=step, steps=K, clients=1)
+    assert replace(diagnosis, stable_lr=None) == expected
     assert result.status == "diverged"
     assert result.reason.startswith(
         f"round 1: the model or loss of client 2 is not finite after {step} of its 60 local steps; "
@@ -71,17 +73,17 @@ def test_the_one_client_that_diverges_is_named_with_its_step():
 
 @pytest.mark.parametrize("engine", ["serial", "lanes"])
 def test_of_several_the_first_by_steps_is_named(engine):
-    """Clients 0 and 3 both diverge; 3, whose data are larger, does so first."""
+    """Clients 0 and 3 both diverge; client 3 does so first, because its data are larger."""
     q, K = scaled([1e3, 1, 1, 1e5]), 120
     steps = [steps_until_lost(q, i, q.start(), 0.01, K) for i in range(4)]
     assert steps[1] is steps[2] is None
     assert steps[3] < steps[0]
-    found = q.simulate(fg.FedAvg(lr=0.01), rounds=3, steps=fg.Constant(K), engine=engine).divergence
-    assert (found.client, found.step, found.clients) == (3, steps[3], 2)
+    diagnosis = q.simulate(fg.FedAvg(lr=0.01), rounds=3, steps=fg.Constant(K), engine=engine).divergence
+    assert (diagnosis.client, diagnosis.step, diagnosis.clients) == (3, steps[3], 2)
 
 
 def test_a_later_round_starts_from_the_model_before_it():
-    """The 60 steps of round 1 are too few for client 2 to leave: the plain loop runs the rounds before, too."""
+    """Client 2 does not diverge in the 60 steps of round 1, so the plain loop runs the earlier rounds, too."""
     q, K, lr = scaled([1, 1, 30, 1]), 60, 0.01
     result = q.simulate(fg.FedAvg(lr=lr), rounds=5, steps=fg.Constant(K))
     x, rounds = q.start(), 0
@@ -94,20 +96,20 @@ def test_a_later_round_starts_from_the_model_before_it():
             ends.append(y)
         x, rounds = q.omega @ np.array(ends), rounds + 1
     assert rounds >= 1
-    found = result.divergence
-    assert (found.round, found.client, found.step) == (rounds + 1, 2, steps_until_lost(q, 2, x, lr, K))
+    diagnosis = result.divergence
+    assert (diagnosis.round, diagnosis.client, diagnosis.step) == (rounds + 1, 2, steps_until_lost(q, 2, x, lr, K))
 
 
-def test_clients_that_are_lost_at_the_same_step_are_named_by_the_lowest_number():
+def test_of_clients_that_diverge_at_the_same_step_the_lowest_number_is_named():
     q = quadratics(seed=3, sizes=[10, 10, 10])
     same = Quadratics([1e150 * q.A[0]] * 3, [q.b[0]] * 3)
-    found = same.simulate(fg.FedAvg(lr=1.0), rounds=2, steps=fg.Constant(9)).divergence
-    assert (found.client, found.clients) == (0, 3)
-    assert found.step == steps_until_lost(same, 0, same.start(), 1.0, 9)
+    diagnosis = same.simulate(fg.FedAvg(lr=1.0), rounds=2, steps=fg.Constant(9)).divergence
+    assert (diagnosis.client, diagnosis.clients) == (0, 3)
+    assert diagnosis.step == steps_until_lost(same, 0, same.start(), 1.0, 9)
 
 
 class Nan(SerialEngine):
-    """Makes NaN of what clients 1 and 3 reply, although their steps are sound."""
+    """Replace the replies of clients 1 and 3 by NaN, although their steps are finite."""
 
     def run(self, plan, x, clients, round):
         result = super().run(plan, x, clients, round)
@@ -115,7 +117,7 @@ class Nan(SerialEngine):
         return result
 
 
-def test_what_cannot_be_repeated_has_no_step():
+def test_a_divergence_that_cannot_be_repeated_has_no_step():
     q = scaled([1, 1, 1, 1])
     result = q.simulate(fg.FedAvg(lr=0.01), rounds=3, steps=fg.Constant(4), engine=Nan)
     assert (result.divergence.client, result.divergence.step, result.divergence.clients) == (1, None, 2)
@@ -127,12 +129,12 @@ def test_what_cannot_be_repeated_has_no_step():
 def test_when_time_is_over_there_is_no_step(monkeypatch):
     monkeypatch.setattr(divergence, "SECONDS", -1.0)
     q = scaled([1e3, 1, 1, 1e5])
-    found = q.simulate(fg.FedAvg(lr=0.01), rounds=3, steps=fg.Constant(120)).divergence
-    assert (found.client, found.step, found.clients) == (0, None, 2)
+    diagnosis = q.simulate(fg.FedAvg(lr=0.01), rounds=3, steps=fg.Constant(120)).divergence
+    assert (diagnosis.client, diagnosis.step, diagnosis.clients) == (0, None, 2)
 
 
 def test_a_server_whose_step_overflows_is_named():
-    """FedNova multiplies by Kbar / K_i: one step of 1.5e308 beside 100 steps of nothing."""
+    """FedNova multiplies by Kbar / K_i: here one step of 1.5e308 beside 100 steps of length zero."""
     gradients = [[1.5e308, 0.0], [0.0, 0.0]]
     result = constant_gradients.simulate(fg.FedNova(lr=1.0), gradients, K=[1, 100])
     assert result.status == "diverged"
@@ -148,18 +150,18 @@ def test_a_run_that_diverges_leaves_the_others_alone():
     options = {"rounds": 2, "steps": fg.Constant(60), "batch_size": None, "loss": half_square, "device": "cpu"}
     options |= {"engine": "lanes", "compile": False}
     together = fg.simulate_many(q.module(), q.federation(), algorithms, **options)
-    assert [one.status for one in together] == ["finished", "diverged", "finished"]
-    assert [one.divergence is None for one in together] == [True, False, True]
+    assert [result.status for result in together] == ["finished", "diverged", "finished"]
+    assert [result.divergence is None for result in together] == [True, False, True]
     steps = [steps_until_lost(q, i, q.start(), 50.0, 60) for i in range(4)]
     assert [step is None for step in steps] == [True, True, False, True]
     assert (together[1].divergence.client, together[1].divergence.step) == (2, steps[2])
-    for one, algorithm in zip(together, algorithms, strict=True):
+    for result, algorithm in zip(together, algorithms, strict=True):
         alone = fg.simulate(q.module(), q.federation(), algorithm, **options)
-        assert torch.allclose(one.vector, alone.vector, rtol=1e-10, atol=0.0, equal_nan=True)
+        assert torch.allclose(result.vector, alone.vector, rtol=1e-10, atol=0.0, equal_nan=True)
 
 
 def test_theory_says_below_which_lr_least_squares_are_stable():
-    """With one step FedAvg is gradient descent on F: stable below 2 / (largest eigenvalue of its Hessian)."""
+    """With one step FedAvg is gradient descent on F, stable below 2 / (largest eigenvalue of the Hessian)."""
     pytest.importorskip("scipy")
     q = scaled([1, 1, 3, 1])
     H = sum(w * q.hessian(i) for i, w in enumerate(q.omega))
@@ -181,22 +183,22 @@ def test_the_stable_lr_of_every_algorithm_is_stable(name):
     assert above.history[-1]["train_loss"] > 1e3 * above.history[0]["train_loss"]
 
 
-def test_without_scipy_there_is_no_theory_and_no_harm(monkeypatch):
+def test_without_scipy_the_diagnosis_has_no_stable_lr(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.sparse.linalg", None)
     result = scaled([1, 1, 3, 1]).simulate(fg.FedAvg(lr=100.0), rounds=200, steps=fg.Constant(1), engine="serial")
     assert result.reason.endswith("try a smaller lr than 100")
 
 
-def test_the_run_folder_keeps_what_was_found(tmp_path):
-    """An lr beyond float32: every client of the first run is lost, and the second run goes on."""
+def test_the_run_folder_stores_the_diagnosis(tmp_path):
+    """With an lr beyond float32, every client of the first run diverges; the second run is not affected."""
     algorithms = [{"name": "fedavg", "lr": 1e37}, {"name": "fedagrac", "lr": 0.1}]
     table = {"name": "one", "rounds": 2, "data": {"clients": 3}, "steps": {"kind": "constant", "steps": 5}}
     lost, kept = run_experiment(prepare(Experiment.of({**table, "algorithm": algorithms})), tmp_path)
-    said = json.loads((lost / "status.json").read_text())
-    assert said["status"] == "diverged"
-    found = Divergence(**said["divergence"])
-    assert (found.round, found.steps, found.clients) == (1, 5, 3)
-    assert 1 <= found.step <= 5
-    assert said["reason"] == str(found) == read_run(lost).reason
+    status = json.loads((lost / "status.json").read_text())
+    assert status["status"] == "diverged"
+    diagnosis = Divergence(**status["divergence"])
+    assert (diagnosis.round, diagnosis.steps, diagnosis.clients) == (1, 5, 3)
+    assert 1 <= diagnosis.step <= 5
+    assert status["reason"] == str(diagnosis) == read_run(lost).reason
     ended = {"status": "finished", "reason": "all 2 rounds done", "rounds": 2}
     assert json.loads((kept / "status.json").read_text()) == ended

@@ -1,4 +1,4 @@
-"""Evaluation: plain numbers, and pools that give torch's."""
+"""Evaluation: loss and accuracy computed by hand, and pools that equal those of torch."""
 
 import numpy as np
 import pytest
@@ -30,11 +30,11 @@ def test_pools_are_those_of_torch(shape, pool):
     x = torch.from_numpy(np.random.default_rng(0).integers(-3, 3, shape)).double()
     expected = pool(x)
     with TilingPools():
-        found = pool(x)
+        pooled = pool(x)
     if isinstance(expected, tuple):
-        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(expected, pooled, strict=True))
     else:
-        assert torch.equal(expected, found)
+        assert torch.equal(expected, pooled)
 
 
 def test_loss_and_accuracy_over_chunks(monkeypatch):
@@ -47,7 +47,7 @@ def test_loss_and_accuracy_over_chunks(monkeypatch):
     with torch.no_grad():
         model.weight.copy_(2 * torch.eye(3))
     w = Workload.of(VectorModel(model), fed, None, None, "replacement", 0.0, 0)
-    found = evaluate(w, w.model.initial(), {})
+    measured = evaluate(w, w.model.initial(), {})
     right = -np.log(np.exp(2) / (np.exp(2) + 2))
-    assert found["test_loss"] == pytest.approx((3 * right + 2 * np.log(3)) / 5, rel=1e-14)
-    assert found["test_accuracy"] == 3 / 5  # two rows of zeros say class 0
+    assert measured["test_loss"] == pytest.approx((3 * right + 2 * np.log(3)) / 5, rel=1e-14)
+    assert measured["test_accuracy"] == 3 / 5  # two rows of zeros give class 0

@@ -1,4 +1,4 @@
-"""The server's guard: what it drops, and that the rest is as if the dropped had not answered."""
+"""The server's guard: what it drops, and that a dropped client counts as one that did not reply."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -21,18 +21,13 @@ from fedagrac.storage.checkpoints import read_checkpoint
 from quadratics import Quadratics, quadratics
 
 BAD = 3
-K = [
-    2,
-    4,
-    9,
-    5,
-    5,
-]  # without client 3 the mean, weighted by 10, 20, 10 and 40 samples, is 5 again: the same are fast
 SIZES = [10, 20, 10, 40]
+K = [2, 4, 9, 5, 5]
+"""Kbar is 4.94 with client 3 and 4.88 without it, so the same other clients are fast."""
 
 
 def clients():
-    """Four clients, and as number 3 one that holds the data of all of them: FedLin's mean gradient is theirs."""
+    """Return four clients and, as client 3, one with the data of all, which leaves the mean gradient unchanged."""
     q = quadratics(seed=1, sizes=SIZES)
     A, b = list(q.A), list(q.b)
     A.insert(BAD, np.concatenate(q.A))
@@ -42,7 +37,7 @@ def clients():
 
 @dataclass(frozen=True)
 class AllBut(fg.Participation):
-    """Everyone but one client takes part, in some rounds."""
+    """All clients but one take part in some rounds, and all clients in the others."""
 
     absent: int = BAD
     rounds: tuple[int, ...] = (0, 1, 2, 3)
@@ -57,7 +52,7 @@ class AllBut(fg.Participation):
 
 
 def spoilt(spoil, rounds=(0, 1, 2, 3), client=BAD):
-    """Make an engine whose replies of one client are spoilt in some rounds."""
+    """Return an engine that spoils the replies of one client in some rounds."""
 
     class Spoilt(SerialEngine):
         def run(self, plan, x, clients, round):
@@ -91,15 +86,15 @@ def test_the_rule_is_ten_times_the_median_of_what_is_finite():
 
 
 def test_a_fast_client_may_go_further_and_steps_are_compared():
-    """One step of length 1 or 30 and 100 steps of length 1: by hand, x is the mean of the first and the last."""
+    """One step of length 1 or 30, and 100 steps of length 1: x is the mean of the first and the last client."""
     gradients = [[1.0, 0.0], [0.0, 30.0], [1.0, 0.0]]
     result = simulate_constant(fg.FedAvg(lr=1.0), gradients, K=[1, 1, 100], guard=fg.Guard(10.0))
     assert result.history[0]["dropped"] == [1]
     np.testing.assert_allclose(result.vector.numpy(), [-50.5, 0.0], atol=1e-12)
 
 
-def test_slow_clients_of_fedlin_are_no_outliers():
-    """FedLin's eta_i is eta / K_i: with K = 1 a step is a hundred times as long as with K = 100."""
+def test_slow_clients_of_fedlin_are_not_outliers():
+    """The eta_i of FedLin is eta / K_i, so a step with K = 1 is a hundred times as long as with K = 100."""
     gradients = [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
     result = simulate_constant(fg.FedLin(lr=1.0), gradients, K=[1, 100, 100], guard=fg.Guard(2.0))
     assert result.history[0]["dropped"] == []
@@ -108,7 +103,7 @@ def test_slow_clients_of_fedlin_are_no_outliers():
 @pytest.mark.parametrize("spoil", [to_nan, far_away, to_inf_loss])
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_a_dropped_client_changes_nothing(name, spoil):
-    """In rounds 1 and 2 client 3 is spoilt and dropped; the other run goes on without it in these rounds."""
+    """In rounds 1 and 2 client 3 is spoilt and dropped; in the other run it is absent in these rounds."""
     q, options = clients(), {"rounds": 4, "steps": fg.Explicit([K])}
     algorithm, rounds = fg.algorithm(name, lr=0.02), (0, 1)
     guarded = q.simulate(algorithm, engine=spoilt(spoil, rounds), guard=fg.Guard(10.0), **options)
@@ -130,8 +125,8 @@ def test_dropped_clients_are_charged_for_what_they_did():
         assert guarded.history.column(name) == plain.history.column(name)
 
 
-def test_whoever_becomes_fast_by_a_drop_sent_no_first_gradient():
-    """K = 1, 3, 50: Kbar falls from 18 to 2. Client 1, fast by now, was not asked: its mean gradient counts."""
+def test_a_client_that_becomes_fast_by_a_drop_counts_with_its_mean_gradient():
+    """K = 1, 3, 50: Kbar falls from 18 to 2. Client 1 is fast then, but its mean gradient counts."""
     q = quadratics(seed=2, sizes=[10, 10, 10])
     states = []
 
@@ -154,7 +149,7 @@ def test_whoever_becomes_fast_by_a_drop_sent_no_first_gradient():
 
 
 def test_a_cohort_drawn_by_weight_keeps_how_often_each_was_drawn():
-    """A client drawn twice counts twice among those that are left."""
+    """A client drawn twice counts twice among the remaining clients."""
     q, drawn = quadratics(seed=1), {}
 
     class Keep(fg.Callback):
@@ -198,7 +193,7 @@ def test_every_drop_is_logged(caplog):
 
 
 def test_runs_side_by_side_are_guarded_each_by_itself():
-    """In the second run client 3 dies of a step size of its own making; the first run keeps everyone."""
+    """In the second run the step size is too large for client 3; the first run keeps all clients."""
     q = clients()
     q.A[BAD] = 1e4 * q.A[BAD]
     options = {"rounds": 3, "steps": fg.Explicit([K]), "guard": fg.Guard(1e9), "batch_size": None, "device": "cpu"}
@@ -209,10 +204,10 @@ def test_runs_side_by_side_are_guarded_each_by_itself():
 
     federation, algorithms = q.federation(), [fg.FedAvg(lr=1e-10), fg.FedAvg(lr=0.01)]
     together = fg.simulate_many(q.module(), federation, algorithms, loss=squeezed, **options)
-    assert [one.history.column("dropped") for one in together] == [[[], [], []], [[BAD]] * 3]
-    for one, algorithm in zip(together, algorithms, strict=True):
+    assert [result.history.column("dropped") for result in together] == [[[], [], []], [[BAD]] * 3]
+    for result, algorithm in zip(together, algorithms, strict=True):
         alone = fg.simulate(q.module(), federation, algorithm, loss=squeezed, **options)
-        assert float((one.vector - alone.vector).abs().max()) < 1e-10
+        assert float((result.vector - alone.vector).abs().max()) < 1e-10
 
 
 def test_the_trackers_get_the_number_of_drops():
@@ -247,7 +242,7 @@ def test_an_experiment_says_whether_it_is_guarded():
 
 
 def test_a_guarded_experiment_writes_who_was_dropped(tmp_path):
-    """With a factor of hardly more than 1 one or two of four clients go in every round."""
+    """With a factor of 1.01, one or two of four clients are dropped in every round."""
     data = {"clients": 4, "partition": {"kind": "dirichlet", "alpha": 0.3}}
     experiment = Experiment.of({**table(), "rounds": 3, "data": data, "guard": {"factor": 1.01}})
     (folder,) = run_experiment(prepare(experiment), tmp_path)
@@ -256,14 +251,14 @@ def test_a_guarded_experiment_writes_who_was_dropped(tmp_path):
     assert all(1 <= len(dropped) <= 2 for dropped in (record["dropped"] for record in stored.history))
 
 
-def test_a_guarded_run_that_goes_on_equals_one_that_never_stopped(tmp_path):
+def test_a_resumed_guarded_run_equals_an_uninterrupted_run(tmp_path):
     q, options = clients(), {"rounds": 4, "steps": fg.Explicit([K]), "guard": fg.Guard()}
     engine = spoilt(far_away, (1, 2))
     whole = q.simulate(
         fg.FedaGrac(lr=0.02), engine=engine, callbacks=[fg.Checkpoints(tmp_path, every=3)], **options
     )
-    found = replace(read_checkpoint(tmp_path), history=whole.history[:3])
-    again = q.simulate(fg.FedaGrac(lr=0.02), engine=engine, resume=found, **options)
+    checkpoint = replace(read_checkpoint(tmp_path), history=whole.history[:3])
+    again = q.simulate(fg.FedaGrac(lr=0.02), engine=engine, resume=checkpoint, **options)
     assert torch.equal(again.vector, whole.vector)
     assert again.history.column("dropped") == [[], [BAD], [BAD], []]
 

@@ -1,4 +1,4 @@
-"""Several runs side by side: each has the numbers that it has alone."""
+"""Runs side by side have the same numbers as runs on their own."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from fedagrac.engines import LanesEngine, SerialEngine
 
 
 def far(a, b):
-    """Relative distance of two vectors."""
+    """Return the relative distance of two vectors."""
     return float((a - b).norm() / b.norm())
 
 
@@ -34,11 +34,11 @@ def test_every_algorithm_beside_all_others(federation, engine, participation):
     options = {**OPTIONS, "engine": engine, "participation": participation}
     algorithms = [fg.algorithm(name, lr=lr) for name in sorted(REGISTRY) for lr in (0.02, 0.1)]
     together = fg.simulate_many(logistic(), federation, algorithms, rounds=4, **options)
-    for one, algorithm in zip(together, algorithms, strict=True):
+    for result, algorithm in zip(together, algorithms, strict=True):
         alone = fg.simulate(logistic(), federation, algorithm, rounds=4, **options)
-        assert far(one.vector, alone.vector) < 1e-12, algorithm
+        assert far(result.vector, alone.vector) < 1e-12, algorithm
         for key in ("train_loss", "test_loss", "test_accuracy", "bytes_total", "sim_time"):
-            assert one.history.column(key) == pytest.approx(alone.history.column(key), rel=1e-10)
+            assert result.history.column(key) == pytest.approx(alone.history.column(key), rel=1e-10)
 
 
 def test_compiled_lanes_of_several_runs(federation, monkeypatch):
@@ -48,9 +48,9 @@ def test_compiled_lanes_of_several_runs(federation, monkeypatch):
     together = fg.simulate_many(
         logistic(), federation, algorithms, engine=lambda w: LanesEngine(w, compiled=True), **options
     )
-    for one, algorithm in zip(together, algorithms, strict=True):
+    for result, algorithm in zip(together, algorithms, strict=True):
         alone = fg.simulate(logistic(), federation, algorithm, engine="serial", **options)
-        assert far(one.vector, alone.vector) < 1e-12, algorithm
+        assert far(result.vector, alone.vector) < 1e-12, algorithm
 
 
 def test_a_run_that_ends_leaves_the_others_alone(federation):
@@ -120,7 +120,7 @@ def test_joined_plans_and_split_results():
     assert Plan.join(plans[:1] * 2).correction is None
 
 
-def test_engines_start_each_row_where_it_is_told(federation):
+def test_engines_start_each_row_at_its_own_model(federation):
     from fedagrac.engines import Workload
     from fedagrac.models.vector import VectorModel
 
@@ -143,7 +143,7 @@ def test_engines_start_each_row_where_it_is_told(federation):
     [
         ({"algorithms": []}, "at least one"),
         ({"callbacks": [[]]}, "of 2 algorithms"),
-        ({"step": fg.Constant(3)}, "one of steps"),
+        ({"step": fg.Constant(3)}, "one of rounds, steps"),
     ],
 )
 def test_bad_input(federation, bad, word):

@@ -1,4 +1,4 @@
-"""A run that is cut off and goes on equals one that never stopped, bit for bit; signals cut no round in two."""
+"""A resumed run equals an uninterrupted run, bit for bit. Signals never interrupt a round halfway."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ from fedagrac.storage.checkpoints import read_checkpoint
 from interrupted_runs import ENGINES, PARTICIPATION, SAMPLING, SCHEDULES, Problem, Rounds, combinations, same
 from processes import finish, processor_seconds, wait_while_running
 
-STRIDE = 13  # shares no factor with the numbers of choices, so that a few runs meet each of them
+STRIDE = 13  # coprime to the numbers of choices, so that a small sample holds each choice
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +36,18 @@ def problem():
 @pytest.mark.parametrize("engine", list(ENGINES))
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_a_run_in_two_parts_equals_one_in_one_go(name, engine, problem, tmp_path):
-    """A sample that meets every sampling mode, participation and schedule; `make soak` runs all combinations."""
-    some = combinations([name], [engine])[::STRIDE]
+    """The sample holds every sampling mode, participation and schedule; `make soak` runs all combinations."""
+    sample = combinations([name], [engine])[::STRIDE]
     for place, choices in enumerate((SAMPLING, PARTICIPATION, SCHEDULES)):
-        assert {combination[2 + place] for combination in some} == set(choices)
-    for number, combination in enumerate(some):
+        assert {combination[2 + place] for combination in sample} == set(choices)
+    for number, combination in enumerate(sample):
         whole = problem.run(*combination)
         assert len(whole.history) == 5
         assert same(problem.run_in_two(tmp_path / str(number), *combination), whole), combination
 
 
-def test_compiled_lanes_go_on_as_they_were(problem, tmp_path):
-    """The engine is "auto": the checkpoint says what it was."""
+def test_compiled_lanes_are_resumed_as_compiled_lanes(problem, tmp_path):
+    """The engine is "auto", so the checkpoint must say which engine ran."""
     combination = ("scaffold", "any", "replacement", "all", "constant")
     compiled = {"engine": "lanes", "compile": True}
     whole = problem.run(*combination, **compiled)
@@ -56,7 +56,7 @@ def test_compiled_lanes_go_on_as_they_were(problem, tmp_path):
     assert (record.name, record.compiled, record.threads) == ("lanes", True, torch.get_num_threads())
 
 
-def test_the_engine_of_the_beginning_is_kept(problem, tmp_path, caplog):
+def test_a_resumed_run_keeps_its_engine(problem, tmp_path, caplog):
     combination = ("fedavg", "any", "replacement", "all", "linear")
     rounds = Rounds()
 
@@ -78,18 +78,18 @@ def test_the_engine_of_the_beginning_is_kept(problem, tmp_path, caplog):
     history = [{**EXAMPLE, "round": i + 1, "wall_time": 1.0} for i in range(4)]
     stored, seen = replace(stored, facts=facts, history=history), Seen()
     assert facts.engine.width == 2
-    own = torch.get_num_threads()
+    threads = torch.get_num_threads()
     problem.run(*combination, resume=stored, callbacks=[seen])
     assert (seen.engine.name, seen.engine.width, seen.threads) == ("lanes", 2, 2)
     assert seen.why == "as before the run was interrupted"
-    assert torch.get_num_threads() == own
+    assert torch.get_num_threads() == threads
     with caplog.at_level(logging.WARNING, logger="fedagrac"):
         problem.run(*combination, engine="serial", resume=stored, callbacks=[seen])
     assert isinstance(seen.engine, SerialEngine)
     assert "another engine" in caplog.text
 
 
-def test_records_of_engines_that_make_no_sense_are_none(problem):
+def test_invalid_records_of_engines_are_none(problem):
     record = EngineRecord("lanes", False, 3, 2, "cpu", str(torch.__version__))
     table = vars(record)
     assert EngineRecord.read(dict(table)) == record
@@ -107,7 +107,7 @@ def test_records_of_engines_that_make_no_sense_are_none(problem):
 
 
 def test_lanes_that_do_not_fit_stay_as_narrow_as_they_were(problem, monkeypatch):
-    """What else the machine does later must not change how lanes are packed."""
+    """The memory that is free later must not change how lanes are packed."""
     seen = []
 
     class Narrow(LanesEngine):
@@ -122,7 +122,7 @@ def test_lanes_that_do_not_fit_stay_as_narrow_as_they_were(problem, monkeypatch)
 
 
 class InTheMiddle(SerialEngine):
-    """Is interrupted while the clients of the third round are at work."""
+    """An engine that is interrupted while it runs the clients of round 3."""
 
     def run(self, plan, x, clients, round):
         if round == 2:
@@ -132,8 +132,8 @@ class InTheMiddle(SerialEngine):
 
 
 @pytest.mark.parametrize("name", ["fedlin", "scaffold", "fedagrac"])
-def test_a_round_that_is_cut_off_is_done_again(name, problem, tmp_path):
-    """With newcomers in the very round: their rows are there, or not, but never half."""
+def test_an_interrupted_round_is_done_again(name, problem, tmp_path):
+    """The round has new clients, whose rows must be stored completely or not at all."""
     combination = (name, "serial", "shuffle", "two", "uniform random")
     whole, rounds = problem.run(*combination), Rounds()
     with pytest.raises(KeyboardInterrupt):
@@ -143,7 +143,7 @@ def test_a_round_that_is_cut_off_is_done_again(name, problem, tmp_path):
     assert same(problem.run(*combination, resume=replace(stored, history=rounds.history)), whole)
 
 
-def test_interrupted_in_the_first_round_it_goes_on_after_the_start(problem, tmp_path):
+def test_a_run_interrupted_in_the_first_round_resumes_after_the_start(problem, tmp_path):
     class AtOnce(InTheMiddle):
         def run(self, plan, x, clients, round):
             return super().run(plan, x, clients, round + 2)
@@ -157,7 +157,7 @@ def test_interrupted_in_the_first_round_it_goes_on_after_the_start(problem, tmp_
     assert same(problem.run(*combination, resume=stored), problem.run(*combination))
 
 
-def test_a_run_that_ends_keeps_its_end_although_a_signal_came(problem):
+def test_a_signal_in_the_last_round_does_not_change_how_the_run_ends(problem):
     class Last(fg.Callback):
         result = None
 
@@ -188,12 +188,12 @@ def test_blocks_inside_one_another_handle_a_signal_at_the_end_of_the_outermost()
     assert done == ["inside", "still inside"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(Interruption) as error, Held() as signals:
-        signals.pending = signal.SIGTERM  # which has no handler here, and came to another process
+        signals.pending = signal.SIGTERM  # as if it had arrived at another process; it has no handler here
     assert error.value.code == 143
 
 
 def test_signals_that_are_ignored_stay_ignored():
-    """A command in the background of a script is not ended by the script's Ctrl-C."""
+    """Ctrl-C in a script does not end a command in its background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with listening(), Held() as signals:
@@ -240,7 +240,7 @@ ROUNDS = 150
 
 @pytest.fixture(scope="module")
 def in_one_go(tmp_path_factory):
-    """The experiment file and the folder of a run that nobody interrupts."""
+    """Return the experiment file and the folder of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "mini.toml").write_text(EXPERIMENT.format(rounds=ROUNDS, steps=5, engine="lanes"))
     run_experiment(prepare(Experiment.load(folder / "mini.toml")), folder / "out")
@@ -248,26 +248,26 @@ def in_one_go(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_the_command_saves_ends_and_goes_on(name, code, in_one_go, tmp_path):
-    """A real process; the checkpoint is due after 1000 rounds, so only the signal can have made it."""
+def test_the_command_saves_ends_and_resumes(name, code, in_one_go, tmp_path):
+    """A checkpoint is due after 1000 rounds, so only the signal can have caused one."""
     (file, whole), out = in_one_go, tmp_path / "a folder"
     process = start(file, "--out", out)
     history = out / "fedagrac" / "history.jsonl"
     wait_while_running(lambda: lines(history) >= 3, process)
     process.send_signal(getattr(signal, name))
-    _, said = finish(process)
-    assert process.returncode == code, said
-    assert f"interrupted by {name}" in said
-    assert f"resume with: fedagrac run --resume --out '{out}'" in " ".join(said.split())
-    assert "Traceback" not in said
+    _, errors = finish(process)
+    assert process.returncode == code, errors
+    assert f"interrupted by {name}" in errors
+    assert f"resume with: fedagrac run --resume --out '{out}'" in " ".join(errors.split())
+    assert "Traceback" not in errors
     done = lines(history)
-    assert f"saved after round {done} of {ROUNDS}" in said
+    assert f"saved after round {done} of {ROUNDS}" in errors
     assert 3 <= done < ROUNDS
     assert read_checkpoint(out / "fedagrac" / "checkpoint").round == done
     assert (out / "fedavg" / "status.json").exists()
     again = start("--resume", "--out", out, "--json")
-    printed, said = finish(again)
-    assert again.returncode == 0, said
+    printed, errors = finish(again)
+    assert again.returncode == 0, errors
     assert [run["rounds"] for run in json.loads(printed)["runs"]] == [ROUNDS, ROUNDS]
     model = Path("fedagrac", "model.safetensors")
     assert (out / model).read_bytes() == (whole / model).read_bytes()
@@ -276,7 +276,7 @@ def test_the_command_saves_ends_and_goes_on(name, code, in_one_go, tmp_path):
 
 
 def test_the_command_does_not_wait_for_a_long_round(tmp_path):
-    """Rounds of ten million steps: the signal ends the first in its middle, and what stands is the start."""
+    """A signal interrupts a round of ten million steps, and the checkpoint is that of the start."""
     file, out = tmp_path / "mini.toml", tmp_path / "out"
     file.write_text(EXPERIMENT.format(rounds=3, steps=10_000, engine="serial").replace("= 10_000", "= 2_500_000"))
     process = start(file, "--out", out)
@@ -284,8 +284,8 @@ def test_the_command_does_not_wait_for_a_long_round(tmp_path):
     prepared = processor_seconds(process.pid)
     wait_while_running(lambda: processor_seconds(process.pid) > prepared + 0.5, process)
     process.send_signal(signal.SIGTERM)
-    _, said = finish(process)
-    assert process.returncode == 143, said
+    _, errors = finish(process)
+    assert process.returncode == 143, errors
     assert read_checkpoint(out / "fedavg" / "checkpoint").round == 0
 
 

@@ -134,7 +134,7 @@ def test_a_run_stops_at_the_accuracy(digits):
 def test_a_run_stops_at_the_simulated_time(digits):
     result = run(digits, rounds=50, stop=fg.Stop(sim_time=0.05), eval_every=10)  # 17 steps of 1 ms a round
     assert [r["sim_time"] for r in result.history] == pytest.approx([0.017, 0.034, 0.051])
-    assert result.history[-1]["test_accuracy"] is not None  # the last round is evaluated whenever it comes
+    assert result.history[-1]["test_accuracy"] is not None  # the last round is always evaluated
 
 
 def test_a_run_stops_at_the_bytes(digits):
@@ -290,7 +290,7 @@ def test_dropout_is_active_in_training_keyed_and_off_in_evaluation(digits):
 
 @pytest.mark.parametrize("name", ["scaffold", "fedagrac"])
 def test_the_orientation_is_exact_with_dropout_and_partial_participation(digits, name):
-    """A newcomer's gradient at x_1 is the one that the start summed, dropout masks included."""
+    """The gradient of a new client at x_1 equals the one that the start summed, with the same dropout."""
 
     class Check(fg.Callback):
         def on_round(self, run, record):
@@ -338,7 +338,7 @@ def test_embeddings_keep_integer_inputs():
 
 
 def test_an_optimiser_loop_gives_the_same_minibatch_run(digits):
-    """FedAvg against torch.optim.SGD on the very batches that the streams name."""
+    """FedAvg equals torch.optim.SGD on the same batches."""
     from fedagrac.data.batches import batch_positions
 
     result = run(digits, rounds=2, batch_size=8, seed=5)
@@ -350,9 +350,9 @@ def test_an_optimiser_loop_gives_the_same_minibatch_run(digits):
 
             model = copy.deepcopy(x)
             optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-            own = digits.samples_of(i)
-            for positions in batch_positions(len(own), 2 + 3 * i, 8, "replacement", 5, t, i):
-                batch = own[positions]
+            samples = digits.samples_of(i)
+            for positions in batch_positions(len(samples), 2 + 3 * i, 8, "replacement", 5, t, i):
+                batch = samples[positions]
                 optimiser.zero_grad()
                 nn.functional.cross_entropy(model(digits.inputs[batch]), digits.targets[batch]).backward()
                 optimiser.step()
@@ -440,7 +440,7 @@ def test_citations_name_what_was_used(digits):
 
 
 def test_quadratics_with_minibatches_follow_numpy():
-    """SCAFFOLD with minibatches: the keyed batches, the correction and the mean gradient, in NumPy."""
+    """SCAFFOLD with minibatches equals its equations in NumPy on the same batches."""
     from fedagrac.data.batches import batch_positions
 
     q = quadratics()

@@ -1,4 +1,4 @@
-"""Checkpoints: a run that goes on equals one that never stopped, bit for bit."""
+"""Checkpoints: a resumed run equals an uninterrupted run, bit for bit."""
 
 import json
 import logging
@@ -37,18 +37,18 @@ def run(name, rounds=7, **options):
 
 @pytest.mark.parametrize("options", [{}, {"participation": 3}, {"sampling": "shuffle", "engine": "serial"}])
 @pytest.mark.parametrize("name", sorted(REGISTRY))
-def test_a_run_that_goes_on_equals_one_that_never_stopped(name, options, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_run(name, options, tmp_path):
     whole = run(name, callbacks=[Checkpoints(tmp_path, every=3)], **options)
-    found = read_checkpoint(tmp_path)
-    assert found.round == 6
-    again = run(name, resume=replace(found, history=whole.history[:6]), **options)
+    stored = read_checkpoint(tmp_path)
+    assert stored.round == 6
+    again = run(name, resume=replace(stored, history=whole.history[:6]), **options)
     assert torch.equal(again.vector, whole.vector)
     for key in ("test_loss", "train_loss", "test_accuracy", "bytes_total", "sim_time", "fast"):
         assert again.history.column(key) == whole.history.column(key)
     assert len(again.history) == 7
 
 
-def test_state_in_files_gives_the_same(tmp_path):
+def test_state_in_files_gives_the_same_numbers(tmp_path):
     files = run("fedagrac", participation=3, state_dir=tmp_path / "state")
     assert torch.equal(files.vector, run("fedagrac", participation=3).vector)
     assert list((tmp_path / "state").iterdir()) == []  # the files have no name
@@ -65,24 +65,24 @@ def checkpoint(round=3, clients=(4, 1)):
     return Checkpoint(round, state, table, FACTS)
 
 
-def test_everything_comes_back_and_two_are_kept(tmp_path):
+def test_everything_is_read_back_and_two_are_kept(tmp_path):
     for round in (3, 5, 12):
         write_checkpoint(tmp_path, checkpoint(round))
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "round-00000005.safetensors",
         "round-00000012.safetensors",
     ]
-    found = read_checkpoint(tmp_path)
-    assert (found.round, found.facts) == (12, FACTS)
-    assert found.state["x"].tolist() == [1, 2]
-    assert found.state["nu"].dtype == torch.float64
-    assert found.table.rows(np.array([1, 4]))["nu"].tolist() == [[1, 10], [4, 40]]
-    assert found.table.unseen(np.arange(6)).tolist() == [0, 2, 3, 5]
+    stored = read_checkpoint(tmp_path)
+    assert (stored.round, stored.facts) == (12, FACTS)
+    assert stored.state["x"].tolist() == [1, 2]
+    assert stored.state["nu"].dtype == torch.float64
+    assert stored.table.rows(np.array([1, 4]))["nu"].tolist() == [[1, 10], [4, 40]]
+    assert stored.table.unseen(np.arange(6)).tolist() == [0, 2, 3, 5]
     assert read_checkpoint(tmp_path / "nothing") is None
 
 
 def test_the_rounds_are_on_the_disk_before_their_checkpoint(tmp_path, monkeypatch):
-    """After a power failure there must be no checkpoint whose rounds are gone."""
+    """After a power failure there must be no checkpoint whose rounds are lost."""
     folder, seen = tmp_path / "checkpoint", []
     (tmp_path / "history.jsonl").write_text('{"round": 1}\n')
     monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append(os.readlink(f"/proc/self/fd/{descriptor}")))
@@ -90,14 +90,14 @@ def test_the_rounds_are_on_the_disk_before_their_checkpoint(tmp_path, monkeypatc
     assert seen == [str(tmp_path / "history.jsonl"), str(folder / f".{path.name}.{os.getpid()}"), str(folder)]
 
 
-def test_a_checkpoint_whose_rounds_are_gone_is_passed_over(tmp_path, caplog):
+def test_a_checkpoint_whose_rounds_are_lost_is_not_used(tmp_path, caplog):
     folder, history = tmp_path / "checkpoint", tmp_path / "history.jsonl"
     history.write_text('{"round": 1}\n{"round": 2}\n{"rou')
     write_checkpoint(folder, checkpoint(2))
     write_checkpoint(folder, checkpoint(4))
     with caplog.at_level(logging.WARNING, logger="fedagrac"):
-        found = RunFolder(tmp_path).last_checkpoint()
-    assert (found.round, [record["round"] for record in found.history]) == (2, [1, 2])
+        stored = RunFolder(tmp_path).last_checkpoint()
+    assert (stored.round, [record["round"] for record in stored.history]) == (2, [1, 2])
     assert "damaged" in caplog.text
 
 
@@ -106,28 +106,28 @@ def test_parts_of_several_processes_become_one_table(tmp_path, monkeypatch):
     write_checkpoint(tmp_path, checkpoint(clients=(5, 0)), Ranks(rank=1, size=2))
     assert read_checkpoint(tmp_path) is None  # the first process has not written yet
     write_checkpoint(tmp_path, checkpoint(clients=(4, 1)), Ranks(rank=0, size=2))
-    found = read_checkpoint(tmp_path)
-    assert found.table.rows(np.array([0, 1, 4, 5]))["nu"][:, 0].tolist() == [0, 1, 4, 5]
-    own = found.table.of(np.array([True, True, False, False, False, False]), None, torch.device("cpu"))
-    assert own.unseen(np.arange(6)).tolist() == [2, 3, 4, 5]
+    stored = read_checkpoint(tmp_path)
+    assert stored.table.rows(np.array([0, 1, 4, 5]))["nu"][:, 0].tolist() == [0, 1, 4, 5]
+    local = stored.table.of(np.array([True, True, False, False, False, False]), None, torch.device("cpu"))
+    assert local.unseen(np.arange(6)).tolist() == [2, 3, 4, 5]
     (tmp_path / "round-00000003.rank-1.safetensors").unlink()
     with pytest.raises(CheckpointError, match="rank-1"):
         read_checkpoint(tmp_path)
 
 
 def test_rows_come_back_on_the_device_of_the_run():
-    """The "meta" device stands for a GPU: what is read from a file lies on the CPU at first."""
+    """The "meta" device stands for a GPU; rows from a file are on the CPU at first."""
     table = checkpoint().table.of(np.ones(6, np.bool_), None, torch.device("meta"))
     assert table.rows(np.array([4, 1]))["nu"].device.type == "meta"
 
 
-def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, caplog):
+def test_the_checkpoint_before_a_damaged_one_is_used(tmp_path, caplog):
     write_checkpoint(tmp_path, checkpoint(3))
     newest = write_checkpoint(tmp_path, checkpoint(6))
     whole = newest.read_bytes()
-    told = whole.replace(b'\\"sim_time\\": 1.5', b'\\"sim_time\\": 2.5')
-    assert told != whole  # another fact, tensors untouched
-    for damaged in (whole[:100], b"", whole[:-1] + bytes([whole[-1] ^ 1]), told):
+    altered = whole.replace(b'\\"sim_time\\": 1.5', b'\\"sim_time\\": 2.5')
+    assert altered != whole  # another fact, tensors untouched
+    for damaged in (whole[:100], b"", whole[:-1] + bytes([whole[-1] ^ 1]), altered):
         newest.write_bytes(damaged)
         with caplog.at_level(logging.WARNING, logger="fedagrac"):
             assert read_checkpoint(tmp_path).round == 3
@@ -158,13 +158,13 @@ def test_a_history_longer_than_its_checkpoint_is_cut(tmp_path):
         read_history(tmp_path / "none", 1)
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
     whole = run("fedagrac", callbacks=[Checkpoints(tmp_path, every=3)])
-    found = read_checkpoint(tmp_path)
+    stored = read_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="history"):
-        run("fedagrac", resume=found)
+        run("fedagrac", resume=stored)
     with pytest.raises(fg.InputError, match="before round 6"):
-        run("fedagrac", rounds=6, resume=replace(found, history=whole.history[:6]))
+        run("fedagrac", rounds=6, resume=replace(stored, history=whole.history[:6]))
 
 
 def test_differences_between_lists():
@@ -198,8 +198,8 @@ def command(*arguments):
     return done.value.code
 
 
-def test_the_command_goes_on_where_it_was_interrupted(tmp_path, capsys):
-    """FedLin's run loses its last rounds and its end, FedAvg's is left alone."""
+def test_the_command_resumes_an_interrupted_run(tmp_path, capsys):
+    """The run of FedLin loses its last rounds and its end; the run of FedAvg does not change."""
     file, out = tmp_path / "mini.toml", tmp_path / "out"
     file.write_text(EXPERIMENT)
     assert command("run", file, "--out", out, "--state-dir", tmp_path / "state", "--json") == 0
@@ -222,7 +222,7 @@ def test_the_command_goes_on_where_it_was_interrupted(tmp_path, capsys):
     assert [run["rounds"] for run in printed["runs"]] == [6, 6]
 
 
-def test_the_command_says_what_checkpoints_take(tmp_path, capsys):
+def test_the_command_logs_the_size_of_checkpoints(tmp_path, capsys):
     file, out = tmp_path / "mini.toml", tmp_path / "out"
     file.write_text(EXPERIMENT)
     assert command("run", file, "--out", out) == 0
@@ -231,14 +231,14 @@ def test_the_command_says_what_checkpoints_take(tmp_path, capsys):
     assert f"checkpoints: {size / 1e6:.3g} MB on disk" in capsys.readouterr().err
 
 
-def test_large_checkpoints_are_said_when_the_first_is_written(tmp_path, caplog, monkeypatch):
+def test_large_checkpoints_log_their_size_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("fedagrac.callbacks.checkpoints.LARGE", 1000)
     with caplog.at_level(logging.INFO, logger="fedagrac"):
         run("fedavg", callbacks=[Checkpoints(tmp_path, every=2)])
     assert caplog.text.count("MB every 2 rounds, the last two are kept in") == 1
 
 
-def test_the_command_refuses_what_does_not_go_on(tmp_path, capsys):
+def test_the_command_refuses_what_cannot_be_resumed(tmp_path, capsys):
     file, out = tmp_path / "mini.toml", tmp_path / "out"
     file.write_text(EXPERIMENT)
     assert command("run", file, "--resume") == 2
@@ -250,7 +250,9 @@ def test_the_command_refuses_what_does_not_go_on(tmp_path, capsys):
     (tmp_path / "mine" / "notes.txt").write_text("x")
     assert command("run", file, "--resume", "--out", tmp_path / "mine") == 2
     assert "holds other files" in capsys.readouterr().err
-    assert command("run", file, "--resume", "--out", out, "--json") == 0  # with the file it may also begin
+    assert (
+        command("run", file, "--resume", "--out", out, "--json") == 0
+    )  # with the experiment file it may also start
     capsys.readouterr()
     assert command("run", file, "--resume", "--out", out, "--set", "algorithm.fedavg.lr=0.2") == 2
     assert "algorithm.0.lr: 0.1 -> 0.2" in capsys.readouterr().err
@@ -259,7 +261,7 @@ def test_the_command_refuses_what_does_not_go_on(tmp_path, capsys):
     assert "checkpoint_every" in capsys.readouterr().err
 
 
-def test_without_a_checkpoint_an_interrupted_run_starts_anew(tmp_path, capsys):
+def test_without_a_checkpoint_an_interrupted_run_starts_again(tmp_path, capsys):
     file, out = tmp_path / "mini.toml", tmp_path / "out"
     file.write_text(EXPERIMENT.replace("checkpoint_every = 2", "checkpoint_every = 0"))
     assert command("run", file, "--out", out, "--json") == 0

@@ -1,4 +1,4 @@
-"""Crashes, full disks, folders that cannot be written or that two processes want: nothing is lost."""
+"""Nothing is lost by crashes, full disks, read-only folders, or two processes that want the same folder."""
 
 import contextlib
 import json
@@ -25,16 +25,16 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
 KILLS = 50
 
 
-def test_killed_fifty_times_it_ends_as_if_nothing_had_happened(tmp_path):
-    """SIGKILL at random moments, and in the middle of writing a checkpoint and history.jsonl; real processes."""
+def test_a_run_killed_fifty_times_ends_like_an_uninterrupted_run(tmp_path):
+    """Real processes get SIGKILL at random moments, and while they write a checkpoint or history.jsonl."""
     script = [sys.executable, HERE / "killed_runs.py", tmp_path, "--kills", KILLS]
     done = subprocess.run([*map(str, script)], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["kills"] == KILLS
+    outcome = json.loads(done.stdout)
+    assert outcome["kills"] == KILLS
     for aim in ("at a random moment", "half a line of history.jsonl", "half a checkpoint"):
-        assert found["how"][aim] > 0
-    for survivor in found["survivors"]:
+        assert outcome["how"][aim] > 0
+    for survivor in outcome["survivors"]:
         assert survivor["left"] == []
         for name, run in survivor["runs"].items():
             assert run == {"same model": True, "same rounds": True, "each once": True}, name
@@ -60,7 +60,7 @@ name = "fedagrac"
 
 @contextlib.contextmanager
 def small_disk(folder, kilobytes):
-    """Mount a file system in memory there; skip where that is not allowed."""
+    """Mount a file system in memory; skip the test if that is not allowed."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
     try:
@@ -76,24 +76,24 @@ def small_disk(folder, kilobytes):
 
 
 def run(*arguments):
-    """Run the command in this process; return its exit code."""
+    """Run the command in this process. Return its exit code."""
     with pytest.raises(SystemExit) as done:
         cli.main([*map(str, arguments)])
     return done.value.code
 
 
 @pytest.mark.parametrize("free", [60, 100])
-def test_a_full_disk_is_said_and_leaves_a_checkpoint_to_go_on_from(free, tmp_path, capsys):
+def test_a_full_disk_is_reported_and_leaves_a_checkpoint_to_resume_from(free, tmp_path, capsys):
     file, disk = tmp_path / "mini.toml", tmp_path / "disk"
     file.write_text(EXPERIMENT.format(rounds=300))
     with small_disk(disk, 600):
         (disk / "something else").write_bytes(bytes((600 - free) * 1024))
         out = disk / "out"
         assert run("run", file, "--out", out, "--json") == 1
-        said = " ".join(capsys.readouterr().err.split())
-        assert "No space left on device" in said
-        assert "Traceback" not in said
-        assert f"resume with: fedagrac run --resume --out {out}" in said
+        errors = " ".join(capsys.readouterr().err.split())
+        assert "No space left on device" in errors
+        assert "Traceback" not in errors
+        assert f"resume with: fedagrac run --resume --out {out}" in errors
         stored = RunFolder(out / "fedagrac").last_checkpoint()
         assert 0 < stored.round < 300
         (disk / "something else").unlink()
@@ -107,7 +107,7 @@ def test_a_full_disk_is_said_and_leaves_a_checkpoint_to_go_on_from(free, tmp_pat
     assert kept == (tmp_path / "whole" / "fedagrac" / "model.safetensors").read_bytes()
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_can_still_be_read(tmp_path, capsys):
+def test_a_read_only_folder_is_reported_and_can_still_be_read(tmp_path, capsys):
     file, disk = tmp_path / "mini.toml", tmp_path / "disk"
     file.write_text(EXPERIMENT.format(rounds=6))
     with small_disk(disk, 30_000):
@@ -118,9 +118,9 @@ def test_a_folder_that_cannot_be_written_is_said_and_can_still_be_read(tmp_path,
         capsys.readouterr()
         for arguments in ((file, "--out", disk / "other"), ("--resume", "--out", out)):
             assert run("run", *arguments) == 1
-            said = capsys.readouterr().err
-            assert "Read-only file system" in said
-            assert "Traceback" not in said
+            errors = capsys.readouterr().err
+            assert "Read-only file system" in errors
+            assert "Traceback" not in errors
         assert RunFolder(out / "fedagrac").last_checkpoint().round == 4
 
 
@@ -140,7 +140,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
 
 
 def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """The file, then its name: in the other order a power failure could leave an empty file."""
+    """The content comes first: in the other order a power failure could leave an empty file."""
     seen = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     write_atomically(tmp_path / "a", b"x")
@@ -195,23 +195,23 @@ def test_the_command_refuses_a_folder_in_use(tmp_path, capsys):
     assert "no other process writes to" in " ".join(capsys.readouterr().err.split())
 
 
-def test_many_at_once_without_a_folder_get_one_each(tmp_path, monkeypatch):
-    """All in the same second, so that they would all take the same name."""
+def test_processes_that_make_a_folder_at_the_same_time_get_different_ones(tmp_path, monkeypatch):
+    """All start from the same name, as commands in the same second do."""
     monkeypatch.chdir(tmp_path)
-    found = []
+    made = []
     threads = [
-        threading.Thread(target=lambda: found.append(make_unused_folder(Path("runs/a-1")))) for _ in range(30)
+        threading.Thread(target=lambda: made.append(make_unused_folder(Path("runs/a-1")))) for _ in range(30)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 30
-    assert all(path.is_dir() for path in found)
+    assert len(set(made)) == 30
+    assert all(path.is_dir() for path in made)
 
 
 def test_concurrent_commands_in_one_tree_do_not_touch_one_another(tmp_path):
-    """Four processes, two of which want the same folder; `make soak` starts fifty."""
+    """Two of four processes want the same folder; `make soak` starts fifty."""
     file = tmp_path / "mini.toml"
     file.write_text(EXPERIMENT.format(rounds=40))
     running = []

@@ -1,4 +1,4 @@
-"""Hostile input: whatever a file or a message holds, it ends in one line, in little memory, and runs nothing."""
+"""Hostile files and messages end in a one-line error, take little memory, and run no code."""
 
 import ast
 import copy
@@ -70,7 +70,7 @@ def test_random_bytes_end_in_an_error_of_ours(name, data):
 
 @st.composite
 def changed(draw, seeds):
-    """A valid input of which pieces were cut, doubled, overwritten or put in."""
+    """Return a valid input with pieces cut, doubled, overwritten or inserted."""
     data = draw(st.sampled_from(seeds))
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(data)))
@@ -93,9 +93,11 @@ def test_valid_input_that_was_changed_ends_in_an_error_of_ours(name, data):
 
 
 def paths_of(value, path=()):
-    """Every place in nested tables and lists."""
+    """Return every path in nested tables and lists."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path] * bool(path) + [found for key, one in inner for found in paths_of(one, (*path, key))]
+    return [path] * bool(path) + [
+        inner_path for key, value in inner for inner_path in paths_of(value, (*path, key))
+    ]
 
 
 def replaced(table, path, value):
@@ -120,7 +122,7 @@ def test_any_setting_may_be_anything(data, value):
 
 @settings(FEW, max_examples=100)
 @given(data=st.data())
-def test_a_checkpoint_with_a_right_hash_may_say_anything(data):
+def test_a_checkpoint_with_a_valid_hash_may_hold_anything(data):
     content = hostile.sealed_description()
     for _ in range(data.draw(st.integers(1, 2))):
         place = data.draw(st.sampled_from(paths_of(content)))
@@ -131,7 +133,7 @@ def test_a_checkpoint_with_a_right_hash_may_say_anything(data):
     hostile.checkpoint_content(json.dumps(content).encode())
 
 
-# what used to break
+# regressions
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ def test_a_hostile_file_is_one_line_for_every_command(verb, content, message, ca
 
 
 def test_too_little_memory_is_one_line(capsys, monkeypatch):
-    """Also where torch is refused it, for more than any machine has."""
+    """An allocation by torch that is larger than any machine is reported, too."""
 
     def refuse(*_):
         raise MemoryError
@@ -210,7 +212,7 @@ def test_the_batches_of_a_round_have_a_limit(capsys):
     assert (code, "at most 268435 local steps with batches of 1000 samples" in err) == (2, True), err
 
 
-def test_algorithms_that_are_no_tables_can_not_be_set():
+def test_algorithms_that_are_not_tables_cannot_be_set():
     for entries in (5, {"lr": 1}, [5]):
         with pytest.raises(InputError, match="not \\[\\[algorithm\\]\\]"):
             apply_settings({"algorithm": entries}, ["algorithm.lr=1"])
@@ -218,7 +220,7 @@ def test_algorithms_that_are_no_tables_can_not_be_set():
 
 
 def command(*arguments, capsys):
-    """Run a command in this process; return its exit code and what it said, which is never a traceback."""
+    """Run a command in this process. Return its exit code and its errors, which hold no traceback."""
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
     err = capsys.readouterr().err
@@ -242,8 +244,8 @@ def test_a_hostile_run_folder_is_one_line(name, content, capsys):
     hostile.run_folder(hostile.SEEDS["run_folder"][0])
     folder = Path("run")
     folder.mkdir()
-    for one, good in hostile._RUN.items():
-        (folder / one).write_bytes(good)
+    for file, good in hostile.GOOD_RUN.items():
+        (folder / file).write_bytes(good)
     (folder / name).write_bytes(content)
     code, err = command("report", folder, capsys=capsys)
     assert (code, name in err) == (2, True), err
@@ -314,7 +316,7 @@ def test_the_history_of_a_checkpoint_of_many_rounds_is_not_made_up():
         read_history(Path("history.jsonl"), 10**12)
 
 
-def test_records_and_measurements_that_are_none():
+def test_invalid_records_and_measurements_are_refused():
     records, trial = Records("records"), Trial("a", {})
     path = records.path("r")
     path.parent.mkdir(parents=True)
@@ -352,7 +354,7 @@ def test_flower_settings_that_broke(config, message):
         ({"bytes_total": 0, "sim_time": 1.0, "identity": [1]}, "identity is .1"),
     ],
 )
-def test_facts_of_a_checkpoint_that_say_nonsense(facts, message):
+def test_invalid_facts_of_a_checkpoint_are_refused(facts, message):
     with pytest.raises(ValueError, match=message):
         Facts.read(facts)
 
@@ -380,7 +382,7 @@ def test_a_checkpoint_of_another_federation_is_refused():
         (lambda p: sources.read_libsvm(p, 1, 5), b"1 \xff:1\n", "LIBSVM text"),
     ],
 )
-def test_data_files_that_are_none(read, content, message):
+def test_invalid_data_files_are_refused(read, content, message):
     Path("data").write_bytes(content)
     with pytest.raises(InputError, match=message):
         read(Path("data"))
@@ -428,21 +430,21 @@ import numpy as np
 import tomli_w
 for name, seeds in hostile.SEEDS.items():  # what is loaded at first use
     hostile.TARGETS[name](seeds[0])
-found = list(test_hostile.attacks())
+inputs = list(test_hostile.attacks())
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + {megabytes} * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
     np.ones({megabytes} * 2**18)
 except MemoryError:
-    for name, data in found:
+    for name, data in inputs:
         hostile.TARGETS[name](data)
     print("held")
 """
 
 
 def attacks():
-    """Small inputs that claim to be large."""
+    """Yield small inputs that claim to be large."""
     many = 10**12
     for change in (
         {"data": {"name": "digits", "clients": many}},
@@ -502,7 +504,7 @@ def small_file(path, **more):
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["theory"], ["sweep", "--grid", "algorithm.lr=0.1,0.2"]])
-def test_a_file_can_not_run_a_command_unless_it_is_trusted(arguments, capsys):
+def test_a_file_cannot_run_a_command_unless_it_is_trusted(arguments, capsys):
     path = small_file("evil.toml", name="os:system", command="touch ran")
     code, err = command(*arguments[:1], path, *arguments[1:], capsys=capsys)
     assert code == 2
@@ -592,7 +594,7 @@ ALLOWED = {
 
 
 def suspicions(path):
-    """Every way to run what a file says that a module has."""
+    """Yield every construct of a module that could run code from a file."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name.split(".")[0] in FORBIDDEN_MODULES)
@@ -615,8 +617,8 @@ def suspicions(path):
 
 
 def test_nothing_in_the_package_can_run_what_a_file_says():
-    found = {(p.relative_to(SOURCE).as_posix(), what) for p in SOURCE.rglob("*.py") for what in suspicions(p)}
-    assert found == ALLOWED
+    suspicious = {(p.relative_to(SOURCE).as_posix(), what) for p in SOURCE.rglob("*.py") for what in suspicions(p)}
+    assert suspicious == ALLOWED
 
 
 def test_the_search_for_suspicions_finds_them(tmp_path):

@@ -1,4 +1,4 @@
-"""What is written to disk: nothing that everybody may write to, and nothing of the environment's variables."""
+"""Files on disk are not writable for every user and hold no environment variables."""
 
 import json
 import os
@@ -45,20 +45,25 @@ def made_by_the_command(tmp_path_factory):
     (folder / "small.toml").write_text(EXPERIMENT)
     home = folder / f"home-{SECRET}"
     home.mkdir(mode=0o755)
-    own = {"HOME": str(home), "XDG_CACHE_HOME": "", "MPLCONFIGDIR": matplotlib.get_cachedir()}
+    home_folders = {"HOME": str(home), "XDG_CACHE_HOME": "", "MPLCONFIGDIR": matplotlib.get_cachedir()}
     secrets = {name: f"{name}-{SECRET}" for name in VARIABLES}
     done = subprocess.run(
         [sys.executable, "-m", "fedagrac", "run", "small.toml", "--out", "out/here", "--state-dir", "out/state"],
-        cwd=folder, env={**os.environ, **own, **secrets}, umask=0, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env={**os.environ, **home_folders, **secrets},
+        umask=0,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
 
 def written(*folders):
-    found = [path for folder in folders for path in [folder, *folder.rglob("*")]]
-    assert found
-    return found
+    paths = [path for folder in folders for path in [folder, *folder.rglob("*")]]
+    assert paths
+    return paths
 
 
 def writable_by_everybody(paths):

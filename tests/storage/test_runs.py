@@ -1,4 +1,4 @@
-"""Reading run folders: what a stored run holds, and the order in which runs are found."""
+"""Reading run folders: the content of a stored run, and the order of runs."""
 
 import json
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedagrac.errors import InputError
@@ -17,14 +18,25 @@ if TYPE_CHECKING:
 __all__ = ["MLflow", "TensorBoard", "scalars"]
 
 
-def scalars(record: RoundRecord) -> dict[str, float]:
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the fields of a record as numbers.
 
-    A list, such as the dropped clients, becomes its length. The steps of each client are left out.
+    A list, such as the dropped clients, becomes its length. A table, such as the steps of each client, becomes one
+    number per key.
+
+    Examples:
+        >>> scalars({"round": 1, "train_loss": 0.5, "dropped": [3, 4], "steps": {"0": 5}})
+        {'train_loss': 0.5, 'dropped': 2.0, 'steps/0': 5.0}
     """
-    fields = {name: value for name, value in record.items() if name not in ("round", "steps")}
-    numbers = {name: len(value) if isinstance(value, list) else value for name, value in fields.items()}
-    return {name: float(value) for name, value in numbers.items() if value is not None}
+    numbers = {}
+    for name, value in record.items():
+        if name == "round" or value is None:
+            continue
+        if isinstance(value, dict):
+            numbers.update({f"{name}/{key}": float(number) for key, number in value.items()})
+        else:
+            numbers[name] = float(len(value) if isinstance(value, list) else value)
+    return numbers
 
 
 class TensorBoard(Callback):

@@ -71,6 +71,7 @@ class Errors(Callback):
             self._measure(record["round"], run)
 
     def _measure(self, t: int, run: Run) -> None:
+        """Store the error after t rounds."""
         x = run.state["x"].detach().to("cpu", torch.float64)
         self.rounds.append(t)
         if self.best is not None:

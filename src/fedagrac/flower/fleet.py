@@ -146,7 +146,7 @@ class FlowerFleet:
         if order is None:
             return None
         cohort, plan = order.cohort, order.plan
-        asks = {int(client): _ask(order, row) for row, client in enumerate(cohort.clients)}
+        asks = {int(client): _message(order, row) for row, client in enumerate(cohort.clients)}
         answers = self.link.exchange("train.steps", asks, cohort.round)
         good = self.checked(answers, cohort, plan, lambda row: (int(plan.steps[row]), int(plan.steps[row])))
         if len(good) < self.settings.min_clients:
@@ -168,7 +168,7 @@ class FlowerFleet:
         if first_steps is not None:
             longest = cohort.epoch_steps if first_steps == "epoch" else longest + first_steps
         order = dataclasses.replace(order, plan=dataclasses.replace(order.plan, first_steps=longest))
-        asks = {int(client): _ask(order, row, chosen=True) for row, client in enumerate(cohort.clients)}
+        asks = {int(client): _message(order, row, chosen=True) for row, client in enumerate(cohort.clients)}
         answers = self.link.exchange("train.steps", asks, cohort.round)
         without_first = dataclasses.replace(order.plan, first_steps=0 * longest)
         good = self.checked(answers, cohort, without_first, lambda _: (1, rule.max_steps))
@@ -287,7 +287,7 @@ class FlowerFleet:
         return {**environment(self.model.device), "engine": "flower"}
 
 
-def _ask(order: Order, row: int, chosen: bool = False) -> Parcel:
+def _message(order: Order, row: int, chosen: bool = False) -> Parcel:
     """Return the message to one member. With `chosen`, the member chooses its number of steps."""
     plan = order.plan
     facts = {

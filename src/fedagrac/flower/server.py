@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fedagrac.rounds.evaluation import Metric
     from fedagrac.rounds.record import RoundRecord, SimulationResult
 
-__all__ = ["build_model", "run_federation", "server_app"]
+__all__ = ["initial_model", "run_federation", "server_app"]
 
 log = logging.getLogger("fedagrac")
 
@@ -75,7 +75,7 @@ def server_app(
         run_federation(
             grid,
             settings,
-            build_model(settings, model, context),
+            initial_model(settings, model, context),
             test=None if test is None else test(context),
             loss=loss,
             callbacks=() if callbacks is None else callbacks(context),
@@ -85,7 +85,7 @@ def server_app(
     return app
 
 
-def build_model(settings: Settings, model: Callable[[Context], nn.Module], context: Context) -> VectorModel:
+def initial_model(settings: Settings, model: Callable[[Context], nn.Module], context: Context) -> VectorModel:
     """Build the module with weights from the seed of the run, as in an experiment."""
     with first_weights(settings.seed):
         return VectorModel(model(context), dtype=settings.torch_dtype)

@@ -155,6 +155,7 @@ def _steps_until_lost(
         most = min(int(plan.steps[i]), int(earlier.min()) - 1 if len(earlier) else int(plan.steps[i]))
 
         def over(k: int, i: int = i, most: int = most) -> bool:
+            """Return whether client i ends after k steps, and store why."""
             if not finite():
                 lost_after[i] = k
             elif k < most and time.perf_counter() > deadline:
