@@ -143,7 +143,7 @@ def test_engines_start_each_row_at_its_own_model(federation):
     [
         ({"algorithms": []}, "at least one"),
         ({"callbacks": [[]]}, "of 2 algorithms"),
-        ({"step": fg.Constant(3)}, "one of rounds, steps"),
+        ({"step": fg.Constant(3)}, "one of steps"),
     ],
 )
 def test_bad_input(federation, bad, word):

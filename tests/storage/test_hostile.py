@@ -285,8 +285,8 @@ def test_a_hostile_checkpoint_or_history_is_one_line_for_resume(capsys):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"clients": ["int64", [2], -1]}, "clients are not those"),
-        ({"clients": ["int64", [2], 1]}, "clients are not those"),
+        ({"clients": ["int64", [2], -1]}, "clients that the run does not have"),
+        ({"clients": ["int64", [2], 1]}, "clients that the run does not have"),
         ({"clients": ["float32", [2], 0]}, "'clients' has 1 dimensions of torch.float32"),
         ({"rows.nu": ["float32", [3, 4], 0]}, "one row for each"),
         ({"rows.nu": ["float32", [2], 0]}, "'rows.nu' has 1 dimensions"),
@@ -363,7 +363,7 @@ def test_a_checkpoint_of_another_federation_is_refused():
     fleet = hostile.live_fleet()[0]
     server = Server(fleet.settings.build_algorithm(), {"x": fleet.model.initial()}, ClientTable(1))
     facts = Facts(1.0, 0, sizes=(5, 5), identity=fleet.identity())
-    with pytest.raises(CheckpointError, match="not of 1 clients"):
+    with pytest.raises(CheckpointError, match="has 2 clients, expected 1"):
         fleet.restore(server, Checkpoint(0, server.state, ClientTable(1), facts))
     with pytest.raises(InputError, match="another folder"):
         fleet.restore(server, Checkpoint(0, server.state, ClientTable(1), Facts(1.0, 0, sizes=(5,))))
