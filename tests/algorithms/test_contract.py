@@ -306,7 +306,7 @@ FORMS = [
 
 
 class Tried:
-    """An algorithm in its first round with three clients, and the gradients that it asked for on the way."""
+    """The first round of an algorithm with three clients, and the gradients that it asked for."""
 
     def __init__(self, algorithm, steps=(2, 5, 12)):
         self.asked = []
@@ -351,17 +351,17 @@ def test_what_is_needed_at_the_start_and_exchanged_in_a_round_is_declared(algori
 
 @pytest.mark.parametrize("algorithm", FORMS, ids=str)
 def test_whether_k_must_be_known_before_is_declared(algorithm):
-    """Another K, and nothing else, changes the local rule: step sizes, corrections, proximal terms."""
-    one, other = Tried(algorithm, (2, 5, 12)).plan, Tried(algorithm, (7, 3, 4)).plan
-    same = np.array_equal(one.lr, other.lr) and np.array_equal(one.mu, other.mu)
-    if one.correction is not None:
-        same = same and torch.equal(one.correction, other.correction)
+    """The local rule consists of step sizes, corrections and proximal terms. Only K changes here."""
+    plan, other = Tried(algorithm, (2, 5, 12)).plan, Tried(algorithm, (7, 3, 4)).plan
+    same = np.array_equal(plan.lr, other.lr) and np.array_equal(plan.mu, other.mu)
+    if plan.correction is not None:
+        same = same and torch.equal(plan.correction, other.correction)
     assert algorithm.traits.needs_steps == (not same)
 
 
 @pytest.mark.parametrize("algorithm", FORMS, ids=str)
 def test_whether_the_step_size_is_that_of_a_step_or_of_a_round_is_declared(algorithm):
-    """eta_i K_i is how far constant gradients carry a client: it grows with K_i, or is the same for all."""
+    """eta_i K_i, the way of a client with constant gradients, grows with K_i or is the same for all clients."""
     plan = Tried(algorithm).plan
     reach = {"step": algorithm.lr * plan.steps, "round": np.full(3, algorithm.lr)}
     assert np.allclose(plan.lr * plan.steps, reach[algorithm.traits.lr], rtol=1e-15)
@@ -369,7 +369,7 @@ def test_whether_the_step_size_is_that_of_a_step_or_of_a_round_is_declared(algor
 
 @pytest.mark.parametrize("algorithm", FORMS, ids=str)
 def test_how_long_a_first_gradient_may_be_is_declared(algorithm):
-    """Everyone is fast once and slow once; an epoch is 4 steps here, and nobody is asked for more than K_i."""
+    """Every client is fast once and slow once. An epoch has 4 steps, fewer than any K_i."""
     asked = np.maximum(*[Tried(algorithm, steps).plan.first_steps for steps in ((9, 9, 90), (90, 90, 9))])
     declared = {None: 0, "epoch": 4}.get(algorithm.traits.first_steps, algorithm.traits.first_steps)
     assert asked.tolist() == [declared] * 3

@@ -1,4 +1,4 @@
-"""An experiment makes one model, one workload and one engine, however many algorithms it compares."""
+"""An experiment makes one model, one workload and one engine for all its algorithms."""
 
 import pytest
 import torch
@@ -26,30 +26,23 @@ TABLE = {
 
 @pytest.fixture
 def made(monkeypatch):
-    """Count how often each kind of thing is made."""
+    """Return how often objects of each class are made, by the name of the class."""
     counts = {}
 
-    def count(kind, name):
+    def count(kind, method):
         counts[kind.__name__] = 0
-        original = getattr(kind, name)
+        original = getattr(kind, method)
 
         def counting(*arguments, **options):
             counts[kind.__name__] += 1
             return original(*arguments, **options)
 
-        monkeypatch.setattr(kind, name, counting)
+        monkeypatch.setattr(kind, method, counting)
 
     for kind in (VectorModel, LanesEngine, SerialEngine, Clock, Stop):
         count(kind, "__init__")
-    for kind, name in ((Workload, "of"), (fg.Federation, "load")):
-        counts[kind.__name__] = 0
-        original = getattr(kind, name)
-
-        def counting(*arguments, kind=kind, original=original, **options):
-            counts[kind.__name__] += 1
-            return original(*arguments, **options)
-
-        monkeypatch.setattr(kind, name, counting)
+    count(Workload, "of")
+    count(fg.Federation, "load")
     return counts
 
 

@@ -363,7 +363,7 @@ def test_a_checkpoint_of_another_federation_is_refused():
     fleet = hostile.live_fleet()[0]
     server = Server(fleet.settings.build_algorithm(), {"x": fleet.model.initial()}, ClientTable(1))
     facts = Facts(1.0, 0, sizes=(5, 5), identity=fleet.identity())
-    with pytest.raises(CheckpointError, match="it has 2 clients, expected 1"):
+    with pytest.raises(CheckpointError, match="has 2 clients, expected 1"):
         fleet.restore(server, Checkpoint(0, server.state, ClientTable(1), facts))
     with pytest.raises(InputError, match="another folder"):
         fleet.restore(server, Checkpoint(0, server.state, ClientTable(1), Facts(1.0, 0, sizes=(5,))))

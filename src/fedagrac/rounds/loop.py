@@ -220,7 +220,10 @@ class Run:
         return record
 
     def ended_before(self) -> tuple[Status, str] | None:
-        """Return how a resumed run had ended: it has no rounds left, or its last one meets the stop rule."""
+        """Return how a resumed run had ended, or None if it had not.
+
+        A run has ended if it has no rounds left, or if its last round meets the stopping rule.
+        """
         done = self.server.rounds_done
         if done >= self.rounds:
             return "finished", f"all {self.rounds} rounds done"

@@ -30,7 +30,7 @@ __all__ = ["History", "RoundRecord", "SimulationResult", "Status", "over_seeds"]
 Status = Literal["finished", "stopped", "diverged"]
 
 NO_METRICS: Mapping[str, float | None] = MappingProxyType({})
-"""Shared by all records without metrics: they are what grows in a long run."""
+"""An empty table that all records without metrics share, because a long run has many records."""
 
 
 @dataclass(slots=True)
