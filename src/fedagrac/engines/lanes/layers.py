@@ -30,6 +30,9 @@ __all__ = ["RoutedLayers", "convolutions_of", "faster_as_products"]
 
 _OPTIONS = ("bias", "stride", "padding", "dilation", "groups")
 
+_ROUTED = frozenset({torch.conv2d, functional.max_pool2d, functional.dropout, functional.group_norm})
+"""Functions whose calls may run in another way on a CPU."""
+
 
 class RoutedLayers(CallMode):
     """Runs layers as functions of many lanes while the mode is active.
@@ -38,6 +41,7 @@ class RoutedLayers(CallMode):
         products: the convolutions that run as products of patches; all others run as grouped convolutions.
         side_by_side: whether the channels of all lanes lie side by side in memory, for CPUs.
         fused: whether pools and dropout consist of operations that a compiler can fuse; slower uncompiled.
+        used: whether any call was routed so far. A mode that routes nothing only costs time.
     """
 
     def __init__(
@@ -47,9 +51,11 @@ class RoutedLayers(CallMode):
         self.products = frozenset(products)
         self.side_by_side = side_by_side
         self.fused = fused
+        self.used = False
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Route convolutions, pools, dropout and linear layers; run every other function as it is."""
+        self.used = self.used or function in _ROUTED
         if function is torch.conv2d:
             inputs, weight, bias, convolution = _parse(args, options)
             if convolution is not None and (self.side_by_side or convolution in self.products):

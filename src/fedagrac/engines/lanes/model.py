@@ -92,6 +92,8 @@ class LaneModel:
             except Exception as error:
                 failure = error
             else:
+                if self.layers is not None and not self.layers.used:
+                    self.layers = None
                 return True
         reason = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
         layer = self._failing_layer(samples[0])
