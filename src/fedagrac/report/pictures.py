@@ -56,7 +56,7 @@ def save(figure: Figure, stem: Path) -> Path:
         with paper_style():
             figure.savefig(content, format=path.suffix[1:], **options)
         write_atomically(path, content.getvalue())
-        figure.set_layout_engine("none")  # the contents have their places, and finding them takes as long as drawing
+        figure.set_layout_engine("none")  # everything has its place; finding it takes as long as drawing
     return png
 
 
