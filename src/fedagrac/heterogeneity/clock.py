@@ -32,8 +32,8 @@ class Clock:
     Examples:
         >>> clock = Clock(DeviceProfile("phone", step_time=0.5, bandwidth_up=10.0))
         >>> K, nothing = np.array([2, 7, 4]), np.zeros(3)
-        >>> clock.round_time(0, np.arange(3), K, down=nothing, up=np.array([100, 0, 20]), seed=0)
-        11.0
+        >>> clock.client_times(0, np.arange(3), K, down=nothing, up=np.array([100, 0, 20]), seed=0).tolist()
+        [11.0, 3.5, 4.0]
     """
 
     devices: DeviceProfile | Sequence[DeviceProfile] = DEFAULT
@@ -59,18 +59,6 @@ class Clock:
         if not isinstance(self.devices, DeviceProfile) and len(self.devices) != clients:
             accepted = f"one profile, or one for each of {clients} clients"
             raise InputError("clock.devices", f"{len(self.devices)} profiles", accepted)
-
-    def round_time(
-        self,
-        round: int,
-        clients: npt.NDArray[np.int64],
-        steps: npt.NDArray[np.int64],
-        down: npt.NDArray[Any],
-        up: npt.NDArray[Any],
-        seed: int,
-    ) -> float:
-        """Return how long a round lasts until its slowest member is done; see `client_times`."""
-        return float(self.client_times(round, clients, steps, down, up, seed).max())
 
     def client_times(
         self,
