@@ -18,6 +18,7 @@ from fedagrac.algorithms.scaffold import Scaffold
 from fedagrac.errors import InputError, one_of, unknown
 
 __all__ = [
+    "PAPER",
     "REGISTRY",
     "Algorithm",
     "FedAvg",
@@ -29,6 +30,9 @@ __all__ = [
     "algorithm",
     "options_of",
 ]
+
+PAPER: tuple[type[Algorithm], ...] = (FedAvg, FedProx, FedNova, Scaffold, FedLin, FedaGrac)
+"""The algorithms that the paper compares."""
 
 REGISTRY: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
     "fedavg": (FedAvg, {}),

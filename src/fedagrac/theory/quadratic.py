@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedagrac.algorithms import FedaGrac, FedAvg, FedLin, FedNova, FedProx, Scaffold
+from fedagrac.algorithms import PAPER, FedaGrac, FedNova, FedProx, Scaffold
 from fedagrac.core.cohort import fast_clients
 from fedagrac.errors import FedagracError, InputError, count, non_negative, positive
 
@@ -204,6 +204,7 @@ class RoundMap:
         first_weights: omega_i; before round 1, nu = sum_i omega_i nu_i.
 
     Examples:
+        >>> from fedagrac import FedAvg
         >>> q = Quadratic([[[1.0]], [[2.0]]], [[1.0], [-2.0]], [0.5, 0.5])
         >>> one = round_map(FedAvg(lr=0.1), q, steps=1)
         >>> one(one.start([1.0])).round(6).tolist(), round(one.spectral_radius, 6)
@@ -356,24 +357,25 @@ def round_map(
             algorithm's setting. Its "epoch" is 1 step here, because batches are full.
 
     Examples:
+        >>> from fedagrac import FedAvg
         >>> q = Quadratic([[[1.0]], [[2.0]]], [[1.0], [-2.0]], [0.5, 0.5])
         >>> round_map(FedAvg(lr=0.1), q, steps=[1, 3]).fixed_point.round(6).tolist()    # not the minimiser, -1/3
         [-0.659864]
         >>> round_map(FedaGrac(lr=0.1), q, steps=[1, 3]).fixed_point.round(6).tolist()
         [-0.333333]
     """
-    if not isinstance(algorithm, FedAvg | FedProx | FedNova | Scaffold | FedLin | FedaGrac):
-        raise InputError("algorithm", algorithm, "FedAvg, FedProx, FedNova, Scaffold, FedLin or FedaGrac")
+    if not isinstance(algorithm, PAPER):
+        raise InputError("algorithm", algorithm, f"one of {', '.join(kind.__name__ for kind in PAPER)}")
     q, M, d = quadratic, quadratic.num_clients, quadratic.dimension
     K = _counts("steps", steps, M)
     w, H, r, eye = q.weights, q.hessians, q.linear, np.eye(d)
-    lr = algorithm.lr / K if isinstance(algorithm, FedLin) else np.full(M, algorithm.lr)
+    lr = algorithm.lr / K if algorithm.traits.lr == "round" else np.full(M, algorithm.lr)
     mean = _mean_powers(q, lr, algorithm.mu if isinstance(algorithm, FedProx) else 0.0, K)
     coefficients = w * float(w @ K) / K if isinstance(algorithm, FedNova) else w
     with np.errstate(over="ignore", invalid="ignore"):
         move = (coefficients * lr * K)[:, None, None] * mean  # x = x~ - sum_i move_i (g_i + c_i)
         pushed = np.einsum("iab,ib->a", move, r)
-        if isinstance(algorithm, FedLin):  # g_i + c_i = gbar
+        if algorithm.traits.exchanges == 2:  # clients sent their gradients at x~, so g_i + c_i = gbar
             return _without_rows(eye - move.sum(0) @ q.hessian, move.sum(0) @ (w @ r))
         if not isinstance(algorithm, Scaffold | FedaGrac):
             return _without_rows(eye - (move @ H).sum(0), pushed)
@@ -459,6 +461,7 @@ def largest_stable_lr(
     curvature = 0.05, and increases eta by 20 % at a time; it misses an unstable interval narrower than that.
 
     Examples:
+        >>> from fedagrac import FedAvg
         >>> q = Quadratic([[[1.0]], [[2.0]]], [[1.0], [-2.0]], [0.5, 0.5])
         >>> round(largest_stable_lr(FedAvg(lr=1.0), q, steps=1), 5)                         # 2 / (mean of 1 and 2)
         1.33333
