@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedagrac.algorithms import REGISTRY
+
 __all__ = ["LOOKS", "OTHER", "SHADE", "Look", "look_of"]
 
 SOLID: tuple[float, ...] = ()
@@ -43,17 +45,19 @@ class Look:
         return f"rgba({red}, {green}, {blue}, {alpha})"
 
 
-LOOKS = {
-    "fedavg": Look("#2f74d0", DASHED),
-    "fedprox": Look("#0c8f9e", DOTTED),
-    "fednova": Look("#3b9440", DASH_DOT),
-    "scaffold": Look("#8a5fd0", SOLID),
-    "fedlin": Look("#8d6e4f", LONG),
-    "fedagrac": Look("#dd2c22", SOLID, 2.4),
-    "fedagrac-avg": Look("#cf6a08", DASHED),
-    "fedagrac-first": Look("#d44a9b", DASH_DOT),
-    "fedagrac-reverse": Look("#9c8400", DOTTED),
-}
+_IN_ORDER = (
+    Look("#2f74d0", DASHED),
+    Look("#0c8f9e", DOTTED),
+    Look("#3b9440", DASH_DOT),
+    Look("#8a5fd0", SOLID),
+    Look("#8d6e4f", LONG),
+    Look("#dd2c22", SOLID, 2.4),
+    Look("#cf6a08", DASHED),
+    Look("#d44a9b", DASH_DOT),
+    Look("#9c8400", DOTTED),
+)
+
+LOOKS = dict(zip(REGISTRY, _IN_ORDER, strict=False))
 """The look of every registered algorithm. The contrast is at least 3:1 on white and on the dark page."""
 
 OTHER = Look("#7d8590", SOLID)
