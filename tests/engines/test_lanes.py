@@ -111,7 +111,7 @@ def test_convolutions_as_products_of_patches_give_the_same(name):
 
     def all_routed(workload):
         inputs, _ = workload.load(torch.zeros(5, dtype=torch.int64))
-        convolutions = convolutions_of(workload.model.module, inputs)
+        convolutions = convolutions_of(lambda: workload.call(inputs))
         assert len(convolutions) == 2  # the grouped one stays as it is
         engine = LanesEngine(workload)
         engine.model.layers = RoutedLayers(convolutions)

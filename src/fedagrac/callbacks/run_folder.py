@@ -43,4 +43,5 @@ class KeepRun(Callback):
     def on_end(self, run: Run, result: SimulationResult) -> None:
         """Write the final model and how the run ended."""
         rounds = len(result.history)
-        self.folder.write_end(result.params, result.status, result.reason, rounds, result.divergence)
+        tensors = {**result.params, **result.buffers}
+        self.folder.write_end(tensors, result.status, result.reason, rounds, result.divergence)

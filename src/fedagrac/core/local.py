@@ -16,16 +16,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from fedagrac.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
     from torch import Tensor
 
+    from fedagrac.core.cohort import Cohort
+
     Numbers = float | Sequence[float] | npt.NDArray[np.float64]
     Counts = int | Sequence[int] | npt.NDArray[np.int64]
 
-__all__ = ["EXACT_BELOW", "Plan", "Result", "mean_gradient"]
+__all__ = ["EXACT_BELOW", "Plan", "Result", "check_plan", "mean_gradient"]
 
 EXACT_BELOW = 0.01
 """Below this eta_i * K_i the mean gradient is accumulated rather than reconstructed. In float32 the relative error
@@ -46,6 +50,8 @@ class Plan:
         mean: whether the server needs the mean gradient of the round.
         exact: whether to accumulate the mean gradient step by step in any case. By default it is accumulated only
             if the reconstruction is inaccurate or impossible (see `accumulate`).
+        buffers: the module's moving buffers from which each member starts, [m, q]; None if every step begins with
+            the buffers of the user's module and leaves them as they are.
     """
 
     steps: npt.NDArray[np.int64]
@@ -55,6 +61,7 @@ class Plan:
     first_steps: npt.NDArray[np.int64]
     mean: bool
     exact: bool = False
+    buffers: Tensor | None = None
 
     @classmethod
     def of(
@@ -99,6 +106,7 @@ class Plan:
             first_steps=np.concatenate([plan.first_steps for plan in plans]),
             mean=accumulate,
             exact=accumulate,
+            buffers=_joined([plan.buffers for plan in plans]),
         )
 
     def __len__(self) -> int:
@@ -118,6 +126,7 @@ class Plan:
             correction=None if self.correction is None else self.correction[torch.from_numpy(rows)],
             mu=self.mu[rows],
             first_steps=self.first_steps[rows],
+            buffers=None if self.buffers is None else self.buffers[torch.from_numpy(rows)],
         )
 
     @property
@@ -141,18 +150,22 @@ class Result:
         first: the mean of the first `plan.first_steps` gradients, [m, d], zero in rows that were not asked for it;
             None if no member was.
         total: the sum of the K_i gradients, [m, d], if `plan.accumulate` asked for it; otherwise None.
+        buffers: the moving buffers with which each member ends, [m, q]; None if the plan has none.
     """
 
     models: Tensor
     loss: Tensor
     first: Tensor | None = None
     total: Tensor | None = None
+    buffers: Tensor | None = None
 
     def part(self, rows: npt.NDArray[np.int64]) -> Result:
         """Return the replies of some members."""
         index = torch.from_numpy(rows)
-        first, total = (None if vectors is None else vectors[index] for vectors in (self.first, self.total))
-        return Result(self.models[index], self.loss[index], first, total)
+        optional = self.first, self.total, self.buffers
+        return Result(
+            self.models[index], self.loss[index], *(None if rows is None else rows[index] for rows in optional)
+        )
 
     def finite(self) -> npt.NDArray[np.bool_]:
         """Return which replies hold neither NaN nor infinity, [m].
@@ -163,7 +176,7 @@ class Result:
             [True, False, False]
         """
         finite_rows = torch.isfinite(self.loss)
-        for rows in (self.models, self.first, self.total):
+        for rows in (self.models, self.first, self.total, self.buffers):
             if rows is not None:
                 finite_rows = finite_rows & torch.isfinite(rows).all(1)
         finite: npt.NDArray[np.bool_] = finite_rows.cpu().numpy()
@@ -180,10 +193,45 @@ class Result:
                     loss=self.loss[rows],
                     first=None if self.first is None or not plan.first_steps.any() else self.first[rows],
                     total=None if self.total is None or not plan.accumulate else self.total[rows],
+                    buffers=None if self.buffers is None else self.buffers[rows],
                 )
             )
             start = rows.stop
         return parts
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Return rows joined into one matrix; None if there are none."""
+    rows = [part for part in parts if part is not None]
+    return torch.cat(rows) if rows else None
+
+
+def check_plan(source: str, plan: Plan, cohort: Cohort, d: int) -> None:
+    """Refuse a plan of the user's own whose shapes or counts do not fit the cohort.
+
+    `source` names where the plan comes from, such as "Mine.plan".
+    """
+    m = len(cohort)
+    if not isinstance(plan, Plan):
+        raise InputError(source, plan, "a Plan, such as Plan.of(cohort.steps, self.lr)")
+    for name in ("steps", "lr", "mu", "first_steps"):
+        values = getattr(plan, name)
+        if np.shape(values) != (m,):
+            raise InputError(f"{source} {name}", f"shape {np.shape(values)}", f"one value for each of {m} clients")
+    if not np.array_equal(plan.steps, cohort.steps):
+        row = int(np.flatnonzero(plan.steps != cohort.steps)[0])
+        accepted = (
+            f"cohort.steps, {cohort.steps[row]} for client {cohort.clients[row]}: the step schedule decides K"
+        )
+        raise InputError(f"{source} steps", int(plan.steps[row]), accepted)
+    for name, values, least in (("lr", plan.lr, 0.0), ("mu", plan.mu, 0.0), ("first_steps", plan.first_steps, 0)):
+        if not (np.isfinite(values).all() and (values >= least).all()):
+            raise InputError(f"{source} {name}", values.tolist(), f"finite numbers of at least {least}")
+    if (plan.first_steps > plan.steps).any():
+        raise InputError(f"{source} first_steps", plan.first_steps.tolist(), "at most the steps of each client")
+    if plan.correction is not None and tuple(plan.correction.shape) != (m, d):
+        accepted = f"[{m}, {d}]: one row for each client"
+        raise InputError(f"{source} correction", f"shape {list(plan.correction.shape)}", accepted)
 
 
 def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:

@@ -65,6 +65,7 @@ class Federation:
         images: Images | None = None,
     ) -> None:
         self.name, self.cites, self.images = name, cites, images
+        self.transform = None
         self.inputs, self.targets, self.test, self.shares = inputs, targets, test, shares
         for field, tensor in (("inputs", inputs), ("targets", targets), *_named(test)):
             _check_finite(field, tensor)

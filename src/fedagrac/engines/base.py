@@ -41,9 +41,17 @@ class Engine(Protocol):
         """
 
     def gradients(
-        self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
+        self,
+        x: Tensor,
+        clients: npt.NDArray[np.int64],
+        round: int,
+        batch: Literal["full", "first"] = "full",
+        buffers: Tensor | None = None,
     ) -> Tensor:
-        """Return every client's gradient at x, [m, d], over all its data or over its first batch of the round."""
+        """Return every client's gradient at x, [m, d], over all its data or over its first batch of the round.
+
+        `buffers` are the clients' moving buffers, [m, q]; None for those of the user's module.
+        """
 
 
 def starts_of(x: Tensor, rows: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from fedagrac.core.local import Plan
+from fedagrac.data.trees import leaves
 from fedagrac.engines.lanes.engine import LanesEngine
 from fedagrac.engines.serial import SerialEngine
 from fedagrac.errors import InputError, non_negative, one_of, positive
@@ -207,12 +208,13 @@ class Measurements:
         w = self.workload
         device = w.model.device
         shapes = [tuple(p.shape) for p in w.model.parameters]
+        shapes_of_inputs = [list(leaf.shape[1:]) for leaf in leaves(w.inputs)]
         module = hashlib.sha256(f"{w.model.module!r} {shapes}".encode()).hexdigest()[:20]
         return {
             "model": type(w.model.module).__name__,
             "parameters": w.model.size,
             "module": module,
-            "inputs": list(w.inputs.shape[1:]),
+            "inputs": shapes_of_inputs[0] if len(shapes_of_inputs) == 1 else shapes_of_inputs,
             "lanes": self.lanes,
             "batch": sorted({int(size) for size in w.batch_sizes(self.clients)})[-5:],
             "dtype": str(w.model.dtype),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -16,7 +16,7 @@ from fedagrac.core.streams import Purpose, torch_seed
 from fedagrac.engines.base import starts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -62,6 +62,7 @@ class SerialEngine:
         loss = torch.zeros(len(clients), dtype=torch.float64, device=x.device)
         first = torch.zeros_like(models) if plan.first_steps.any() else None
         total = torch.zeros_like(models) if plan.accumulate else None
+        ends = None if plan.buffers is None else torch.zeros_like(plan.buffers)
         done = plan.steps.copy()
         with training(w):
             for i, client in enumerate(clients):
@@ -73,8 +74,13 @@ class SerialEngine:
                 c_i = None if plan.correction is None else plan.correction[i]
                 running = torch.zeros((), dtype=torch.float64, device=x.device)
                 w.model.bind(x_i)
+                if plan.buffers is not None:
+                    w.model.buffers.put(plan.buffers[i])
+                generators = w.generators([client], round)
                 for k, (samples, shifts) in enumerate(self._batches(client, K, round, over is not None)):
-                    value, g = self._gradient(x_i, *w.load(samples, shifts))
+                    if plan.buffers is None:
+                        w.model.buffers.put(None)
+                    value, g = self._gradient(x_i, *w.load(samples, shifts, generators=generators))
                     running += value
                     if first is not None and k < n_first:
                         first[i] += g / n_first
@@ -91,7 +97,10 @@ class SerialEngine:
                 loss[i] = running / K
                 if first is not None and n_first > K:
                     first[i] *= n_first / K
-        return Result(models, loss, first, total), done
+                if ends is not None:
+                    ends[i] = w.model.buffers.take(ends.dtype)
+        w.model.buffers.check_constant()
+        return Result(models, loss, first, total, ends), done
 
     def _batches(
         self, client: int, steps: int, round: int, piecewise: bool
@@ -100,11 +109,17 @@ class SerialEngine:
         w, drawn = self.workload, 0
         while drawn < steps:
             ahead = min(steps, max(64, 2 * drawn)) if piecewise else steps
-            yield from itertools.islice(w.draw(client, ahead, round).on(w.model.device), drawn, None)
+            batches = itertools.islice(w.draw(client, ahead, round).on(w.model.device), drawn, None)
+            yield from read_ahead(w, batches)
             drawn = ahead
 
     def gradients(
-        self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
+        self,
+        x: Tensor,
+        clients: npt.NDArray[np.int64],
+        round: int,
+        batch: Literal["full", "first"] = "full",
+        buffers: Tensor | None = None,
     ) -> Tensor:
         """Return every client's gradient at x, [m, d], over all its data or over its first batch of the round."""
         w = self.workload
@@ -113,9 +128,11 @@ class SerialEngine:
         with training(w):
             for i, client in enumerate(clients):
                 seed_dropout(w, round, w.number_of(client))
+                w.model.buffers.put(None if buffers is None else buffers[i])
                 if batch == "first":
+                    generators = w.generators([client], round)
                     for samples, shifts in w.draw(client, 1, round).on(x.device):
-                        rows[i] = self._gradient(x, *w.load(samples, shifts))[1]
+                        rows[i] = self._gradient(x, *w.load(samples, shifts, generators=generators))[1]
                     continue
                 samples = torch.from_numpy(w.federation.samples_of(client)).to(x.device)
                 for chunk in torch.split(samples, FULL_GRADIENT_CHUNK):
@@ -123,16 +140,18 @@ class SerialEngine:
                     rows[i] += g * (len(chunk) / len(samples))
         return rows
 
-    def row_gradient(self, X: Tensor, samples: Tensor, shifts: Tensor | None) -> tuple[Tensor, Tensor]:
+    def row_gradient(
+        self, X: Tensor, samples: Tensor, shifts: Tensor | None, generators: Sequence[torch.Generator] | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the loss, [1], and the gradient, [1, d], at the first row of X, to which the module is bound."""
-        loss, g = self._gradient(X[0], *self.workload.load(samples, shifts))
+        loss, g = self._gradient(X[0], *self.workload.load(samples, shifts, generators=generators))
         return loss[None], g[None]
 
-    def _gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradient(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         """Return loss and gradient over a batch at x, to which the module is bound."""
         w = self.workload
         with torch.enable_grad():
-            loss = w.loss(w.model.module(inputs), targets)
+            loss = w.loss(w.call(inputs), targets)
             g = w.model.gradient(loss)
         if w.weight_decay:
             g += w.weight_decay * x
@@ -143,9 +162,25 @@ class SerialEngine:
 def training(workload: Workload) -> Iterator[None]:
     """Put the module into training mode, without autograd; restore the caller's random state at the end."""
     device = workload.model.device
-    workload.model.module.train()
+    workload.model.train()
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
         yield
+
+
+def read_ahead(
+    workload: Workload, steps: Iterable[tuple[Tensor, Tensor | None]]
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield samples and shifts of every step; samples on disk are read while the step before them runs."""
+    steps = iter(steps)
+    if not workload.on_host:
+        yield from steps
+        return
+    upcoming = next(steps, None)
+    while upcoming is not None:
+        current, upcoming = upcoming, next(steps, None)
+        if upcoming is not None:
+            workload.load_ahead(upcoming[0])
+        yield current
 
 
 def seed_dropout(workload: Workload, round: int, place: int) -> None:

@@ -5,18 +5,24 @@ Algorithm names may not enter here.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
+from fedagrac.core.streams import Purpose, torch_seed
 from fedagrac.data.batches import Sampling, batch_positions
+from fedagrac.data.disk import DiskArray
 from fedagrac.data.pictures import crop_and_flip, draw_shifts
-from fedagrac.errors import InputError
+from fedagrac.data.trees import leaves, map_leaves, num_samples
+from fedagrac.engines.trial import try_step
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -25,10 +31,10 @@ if TYPE_CHECKING:
     from fedagrac.data.federation import Federation
     from fedagrac.models.vector import VectorModel
 
-__all__ = ["SMALL", "Batches", "Loss", "Workload"]
+__all__ = ["SMALL", "Batches", "Loss", "Workload", "on_disk"]
 
-Loss = Callable[["Tensor", "Tensor"], "Tensor"]
-"""(output, target) -> scalar mean over the samples."""
+Loss = Callable[[Any, Any], "Tensor"]
+"""(output, target) -> scalar mean over the samples. Both are tensors, or tuples or dicts of tensors."""
 
 SMALL = 100_000
 """The most parameters of a small model; models with convolutions are never small."""
@@ -57,7 +63,8 @@ class Workload:
     Attributes:
         model: the module as a function of x.
         loss: a scalar mean over the samples of a batch.
-        inputs, targets: the pooled training samples, on the device; pictures as bytes.
+        inputs, targets: the pooled training samples: tensors on the device, or arrays on disk; tuples or dicts of
+            these if the module has several inputs. Pictures are bytes.
         test: the test inputs and targets, on the device, or None.
         batch_size: samples per step; None for all samples of a client.
         sampling: how batches are drawn.
@@ -65,19 +72,21 @@ class Workload:
         seed: names the random streams.
         numbers: the number that names each client's streams, [M]; None for the client's own number. A machine that
             holds the data of one client alone calls it client 0, but must draw that client's batches.
+        floats: the places among the inputs of integers that the module takes only as floating-point numbers.
     """
 
     model: VectorModel
     loss: Loss
     federation: Federation
-    inputs: Tensor
-    targets: Tensor
-    test: tuple[Tensor, Tensor] | None
+    inputs: Any
+    targets: Any
+    test: tuple[Any, Any] | None
     batch_size: int | None
     sampling: Sampling
     weight_decay: float
     seed: int
     numbers: npt.NDArray[np.int64] | None = None
+    floats: frozenset[int] = frozenset()
 
     @classmethod
     def of(
@@ -91,30 +100,25 @@ class Workload:
         seed: int,
         numbers: npt.NDArray[np.int64] | None = None,
     ) -> Workload:
-        """Put the data on the device, try the model and the loss on two samples, and return the workload."""
-        embeds = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.module.modules())
+        """Put the data on the device, try one step on a few samples, and return the workload."""
 
-        def place(tensor: Tensor, label: bool) -> Tensor:
-            pixels = not label and federation.images is not None and tensor.dtype == torch.uint8
-            keep = pixels or (not tensor.is_floating_point() and (label or embeds))
-            return tensor.to(model.device, None if keep else model.dtype)
+        def place(tree: Any) -> Any:
+            return map_leaves(lambda leaf: leaf if on_disk(leaf) else _placed(leaf, model), tree)
 
-        test = federation.test
         workload = cls(
             model=model,
             loss=loss or nn.functional.cross_entropy,
             federation=federation,
-            inputs=place(federation.inputs, label=False),
-            targets=place(federation.targets, label=True),
-            test=None if test is None else (place(test[0], label=False), place(test[1], label=True)),
+            inputs=place(federation.inputs),
+            targets=place(federation.targets),
+            test=None if federation.test is None else (place(federation.test[0]), place(federation.test[1])),
             batch_size=batch_size,
             sampling=sampling,
             weight_decay=weight_decay,
             seed=seed,
             numbers=numbers,
         )
-        workload._try(default_loss=loss is None)
-        return workload
+        return dataclasses.replace(workload, floats=try_step(workload, default_loss=loss is None))
 
     def batch_sizes(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the samples per step of each client, [m]."""
@@ -144,28 +148,117 @@ class Workload:
         return torch.from_numpy(numbers).to(self.model.device)
 
     @property
-    def pool(self) -> tuple[Tensor, Tensor]:
+    def pool(self) -> tuple[Any, Any]:
         """All training inputs and targets."""
         return self.inputs, self.targets
 
+    @property
+    def on_host(self) -> bool:
+        """Whether a step needs the host: its samples are on disk, or the user's function transforms them."""
+        return self.federation.transform is not None or any(map(on_disk, leaves(self.pool)))
+
+    def generators(
+        self, clients: Sequence[int] | npt.NDArray[np.int64], round: int
+    ) -> list[torch.Generator] | None:
+        """Return a generator for the transform of each client's batches in a round; None without a transform."""
+        if self.federation.transform is None:
+            return None
+        seeds = [torch_seed(self.seed, Purpose.TRANSFORM, round, self.number_of(int(i))) for i in clients]
+        return [torch.Generator().manual_seed(seed) for seed in seeds]
+
     def load(
-        self, samples: Tensor, shifts: Tensor | None = None, pool: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        samples: Tensor,
+        shifts: Tensor | None = None,
+        pool: tuple[Any, Any] | None = None,
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> tuple[Any, Any]:
         """Return inputs and targets of some training samples, ready for the module.
 
-        A traced step passes the pool, so that it becomes an argument of the trace.
+        Args:
+            samples: the sample numbers, [n].
+            shifts: how to cut out each picture, [n, 3].
+            pool: all samples; a traced step passes them, so that they become arguments of the trace.
+            generators: for the transform; each belongs to one client, whose samples are neighbours.
         """
-        all_inputs, targets = pool or self.pool
-        inputs = all_inputs[samples]
+        all_inputs, all_targets = pool or self.pool
+        inputs, targets = self._rows(all_inputs, samples), self._rows(all_targets, samples)
         if shifts is not None:
             assert self.federation.images is not None
-            inputs = crop_and_flip(inputs, shifts, self.federation.images.padding)
-        return self.prepare(inputs), targets[samples]
+            padding = self.federation.images.padding
+            inputs = map_leaves(
+                lambda leaf: crop_and_flip(leaf, shifts, padding) if leaf.dtype == torch.uint8 else leaf, inputs
+            )
+        if generators is not None:
+            inputs = self._transformed(inputs, generators)
+        return self.prepare(inputs), targets
 
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """Return inputs for the module; stored pictures become normalised numbers."""
-        images = self.federation.images
-        return inputs if images is None or inputs.dtype != torch.uint8 else images(inputs, self.model.dtype)
+    def load_ahead(self, samples: Tensor) -> None:
+        """Begin to read samples that are on disk."""
+        for leaf in filter(on_disk, leaves(self.pool)):
+            leaf.ahead(samples.reshape(-1).cpu().numpy())
+
+    def _rows(self, tree: Any, samples: Tensor) -> Any:
+        def rows(leaf: Any) -> Tensor:
+            if on_disk(leaf):
+                return _placed(leaf.gather(samples.cpu().numpy()), self.model)
+            taken: Tensor = leaf[samples]
+            return taken
+
+        return map_leaves(rows, tree)
+
+    def _transformed(self, inputs: Any, generators: Sequence[torch.Generator]) -> Any:
+        """Return inputs after the user's transform, which sees the batch of one client at a time."""
+        transform = self.federation.transform
+        assert transform is not None
+        batch = num_samples(inputs) // len(generators)
+        parts = []
+        for lane, generator in enumerate(generators):
+            rows = slice(lane * batch, (lane + 1) * batch)
+            parts.append(transform(map_leaves(lambda leaf, rows=rows: leaf[rows], inputs), generator))
+        return map_leaves(lambda *leaves: torch.cat(leaves), *parts)
+
+    def prepare(self, inputs: Any) -> Any:
+        """Return inputs for the module: pictures normalised, and integers as floats if it needs them so."""
+        images, dtype = self.federation.images, self.model.dtype
+        if images is None and not self.floats:
+            return inputs
+        number = itertools.count()
+
+        def prepared(leaf: Tensor) -> Tensor:
+            place = next(number)
+            if images is not None and leaf.dtype == torch.uint8:
+                return images(leaf, dtype)
+            return leaf.to(dtype) if place in self.floats else leaf
+
+        return map_leaves(prepared, inputs)
+
+    @functools.cached_property
+    def spread(self) -> Literal["whole", "positional", "keywords"]:
+        """How the module receives its inputs: a tuple as arguments, a dict as keywords, or whole."""
+        inputs = self.inputs
+        try:
+            signature = inspect.signature(self.model.module.forward)
+            if isinstance(inputs, dict):
+                signature.bind(**inputs)
+                return "keywords"
+            if isinstance(inputs, tuple | list):
+                signature.bind(*inputs)
+                return "positional"
+        except (TypeError, ValueError):
+            return "whole"
+        return "whole"
+
+    def arguments(self, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and keyword arguments with which the module is called."""
+        if self.spread == "keywords":
+            return (), dict(inputs)
+        return (tuple(inputs), {}) if self.spread == "positional" else ((inputs,), {})
+
+    def call(self, inputs: Any) -> Any:
+        """Return the module's output."""
+        args, options = self.arguments(inputs)
+        return self.model.module(*args, **options)
 
     @property
     def small(self) -> bool:
@@ -181,61 +274,18 @@ class Workload:
         from torch.utils.flop_counter import FlopCounterMode
 
         samples = int(self.batch_size or self.federation.sizes.mean())
-        inputs, targets = self.load(torch.arange(samples, device=self.model.device) % len(self.inputs))
+        inputs, targets = self.load(torch.arange(samples, device=self.model.device) % num_samples(self.inputs))
         with torch.random.fork_rng(), FlopCounterMode(display=False) as counter:
-            self.model.gradient(self.loss(self.model.module(inputs), targets))
+            self.model.gradient(self.loss(self.call(inputs), targets))
+        self.model.buffers.put(None)
         return float(counter.get_total_flops())
 
-    def _try(self, default_loss: bool) -> None:
-        """Run two samples through model and loss; refuse what does not fit before any work starts."""
-        inputs, targets = self.load(torch.arange(min(2, len(self.inputs)), device=self.model.device))
-        try:
-            with torch.random.fork_rng(), torch.no_grad():
-                output = self.model.module(inputs)
-        except Exception as error:
-            raise InputError(
-                "model",
-                type(self.model.module).__name__,
-                f"a module that accepts inputs of shape {tuple(inputs.shape)}, {inputs.dtype}; it said: {error}",
-            ) from error
-        if default_loss:
-            self._check_labels(output)
-        try:
-            with torch.no_grad():
-                loss = self.loss(output, targets)
-        except Exception as error:
-            raise InputError(
-                "loss",
-                getattr(self.loss, "__name__", type(self.loss).__name__),
-                f"a function of (output {tuple(output.shape)}, target {tuple(targets.shape)} {targets.dtype}); "
-                f"it said: {error}",
-            ) from error
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise InputError("loss", shape, "a scalar, the mean over the batch (reduction='mean')")
 
-    def _check_labels(self, output: Tensor) -> None:
-        """Refuse targets that cross-entropy cannot compare with the output."""
-        if self.targets.is_floating_point():
-            if output.shape[1:] == self.targets.shape[1:]:
-                return  # class probabilities
-            raise InputError(
-                "loss",
-                None,
-                "a loss for floating-point targets, such as torch.nn.functional.mse_loss "
-                "(the default is cross-entropy on integer class labels)",
-            )
-        if output.ndim < 2:
-            raise InputError("model output", tuple(output.shape), "one column per class for cross-entropy")
-        classes = output.shape[1]
-        for field, labels in (
-            ("targets", self.targets),
-            *([("test targets", self.test[1])] if self.test else []),
-        ):
-            low, high = int(labels.min()), int(labels.max())
-            if low < 0 or high >= classes:
-                raise InputError(
-                    field,
-                    f"labels from {low} to {high}",
-                    f"labels from 0 to {classes - 1}, the model's {classes} outputs",
-                )
+def on_disk(leaf: Any) -> bool:
+    """Return whether samples are read from a file, batch by batch."""
+    return isinstance(leaf, DiskArray)
+
+
+def _placed(tensor: Tensor, model: VectorModel) -> Tensor:
+    """Return a tensor on the model's device; numbers have the model's precision, integers stay integers."""
+    return tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)

@@ -154,6 +154,7 @@ class LocalClient:
             "model": fingerprint(model),
             "parameters": model.size,
             "dtype": str(model.dtype),
+            "buffers": "\n".join(model.buffers.names),
         }
         if "x" not in ask.vectors or ask.facts.get("model") != facts["model"]:
             return Parcel(facts)
@@ -163,7 +164,8 @@ class LocalClient:
         """Return the local gradient at x, over all data or over the first batch of the round."""
         t = int(ask.facts["round"])
         kind = cast('Literal["full", "first"]', ask.facts["batch"])
-        row = SerialEngine(self.work).gradients(self._place(ask, "x"), SELF, t, kind)[0]
+        engine = SerialEngine(self.work)
+        row = engine.gradients(self._place(ask, "x"), SELF, t, kind, self._buffers(ask))[0]
         return Parcel({"client": self.number, "round": t}, {"gradient": row.cpu()})
 
     def train(self, ask: Parcel) -> Parcel:
@@ -177,9 +179,10 @@ class LocalClient:
         numbers = {"lr": float(ask.facts["lr"]), "mu": float(ask.facts["mu"])}
 
         def plan(steps: int, mean: bool) -> Plan:
-            return Plan.of(
+            made = Plan.of(
                 [steps], correction=correction, first_steps=int(ask.facts["first"]), mean=mean, **numbers
             )
+            return dataclasses.replace(made, buffers=self._buffers(ask))
 
         if planned:
             chosen = plan(planned, mean)
@@ -194,6 +197,8 @@ class LocalClient:
             sent["first"] = result.first[0]
         if result.total is not None and plan(K, mean).accumulate:
             sent["total"] = result.total[0]
+        if result.buffers is not None:
+            sent["buffers"] = result.buffers[0]
         if not planned:
             self._keep(t, None if result.first is None else result.first[0])
         facts = {"client": self.number, "round": t, "steps": K, "loss": float(result.loss[0])}
@@ -235,6 +240,13 @@ class LocalClient:
         if first is not None:
             state[WAITING] = ConfigRecord({"run": str(self.context.run_id), "round": t})
             state[WAITING + "-vector"] = ArrayRecord({"first": Array(first.cpu().numpy())})
+
+    def _buffers(self, ask: Parcel) -> torch.Tensor | None:
+        """Return the moving buffers of the parcel as one row; None if it has none."""
+        model = self.work.model
+        if "buffers" not in ask.vectors:
+            return None
+        return ask.vector("buffers", model.buffers.size, model.dtype).to(model.device)[None]
 
     def _place(self, ask: Parcel, name: str) -> torch.Tensor:
         """Return a vector of the parcel on the model's device."""

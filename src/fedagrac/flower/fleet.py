@@ -26,7 +26,7 @@ from fedagrac.flower.wire import BadReplyError, Parcel, fingerprint
 from fedagrac.rounds.divergence import Divergence
 from fedagrac.rounds.evaluation import evaluate
 from fedagrac.rounds.exchange import Order, Replies, Spent
-from fedagrac.rounds.fleet import Roster
+from fedagrac.rounds.fleet import Roster, first_buffers
 from fedagrac.rounds.server import Server
 from fedagrac.storage.checkpoints import CheckpointError, Facts
 from fedagrac.storage.environment import environment
@@ -88,7 +88,10 @@ class FlowerFleet:
             self.link.x1 = x
         log.info("waiting for %d clients", self.settings.clients)
         self.link.wait_for(self.settings.clients, 0)
-        self.gradients.remember(x, self.link.gradients)
+        server.begin_buffers(first_buffers(self.model, self.settings.buffers))
+        self.gradients.buffers_of = server.buffers_of
+        if server.buffers is None:  # otherwise gradients must be those at the server's buffers
+            self.gradients.remember(x, self.link.gradients)
         server.start(Population(self.roster.weights, self.gradients))
         self.link.started = True
         return Spent(time.monotonic() - begun, self.link.bytes_down, self.link.bytes_up)
@@ -105,6 +108,9 @@ class FlowerFleet:
             raise CheckpointError(
                 f"the checkpoint cannot be used: it has {len(checkpoint.facts.sizes)} clients, expected {clients}"
             )
+        self.model.buffers.adopt(checkpoint.facts.buffers)
+        server.begin_buffers(first_buffers(self.model, self.settings.buffers))
+        self.gradients.buffers_of = server.buffers_of
         server.restore(checkpoint, np.ones(clients, np.bool_), None, self.model.device)
         self.link.sizes = dict(enumerate(checkpoint.facts.sizes))
         if checkpoint.round < self.settings.rounds:
@@ -249,6 +255,8 @@ class FlowerFleet:
                     reply.vector("first", d, dtype)
                 if "total" in reply.vectors:
                     reply.vector("total", d, dtype)
+                if plan.buffers is not None:
+                    reply.vector("buffers", plan.buffers.shape[1], dtype)
                 good[row] = reply
             except BadReplyError as error:
                 self.link.note(f"client {client}: reply dropped, {error}")
@@ -260,11 +268,13 @@ class FlowerFleet:
         arrived = np.array([self.link.arrived[int(client)] for client in order.whole.clients])
         return Replies(order, result, Spent(), arrived)
 
-    def evaluate(self, x: Tensor, metrics: Mapping[str, Metric]) -> dict[str, float | None]:
+    def evaluate(
+        self, x: Tensor, metrics: Mapping[str, Metric], buffers: Tensor | None = None
+    ) -> dict[str, float | None]:
         """Measure a model on the server's test data. Return None for every value if there are none."""
         if self.test is None:
             return dict.fromkeys(["test_accuracy", "test_loss", *metrics])
-        return evaluate(self.test, x, metrics)
+        return evaluate(self.test, x, metrics, buffers)
 
     def diagnose(self, algorithm: Algorithm, replies: Replies) -> Divergence:
         """Return a divergence at the server, because replies that are not finite are dropped."""
@@ -280,7 +290,13 @@ class FlowerFleet:
 
     def facts(self, sim_time: float, bytes_total: int) -> Facts:
         """Return what a checkpoint must store: costs, the clients' samples, and the settings of the run."""
-        return Facts(sim_time, bytes_total, None, tuple(self.roster.sizes.tolist()), self.identity())
+        return Facts(
+            sim_time,
+            bytes_total,
+            sizes=tuple(self.roster.sizes.tolist()),
+            identity=self.identity(),
+            buffers=tuple(self.model.buffers.names),
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return the machine and the versions of the server."""
@@ -301,6 +317,8 @@ def _message(order: Order, row: int, chosen: bool = False) -> Parcel:
     vectors = {"x": order.x}
     if plan.correction is not None:
         vectors["c"] = plan.correction[row]
+    if plan.buffers is not None:
+        vectors["buffers"] = plan.buffers[row]
     return Parcel(facts, vectors)
 
 
@@ -320,4 +338,5 @@ def _result(order: Order, vectors: list[dict[str, Tensor]], loss: list[float]) -
             reconstructed = (x - v["model"]) / float(plan.lr[row]) - int(plan.steps[row]) * c
             sums.append(v.get("total", reconstructed))
         total = torch.stack(sums)
-    return Result(models, torch.tensor(loss, dtype=torch.float64), first, total)
+    buffers = None if plan.buffers is None else torch.stack([v["buffers"] for v in vectors])
+    return Result(models, torch.tensor(loss, dtype=torch.float64), first, total, buffers)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
-from fedagrac.errors import FedagracError, InputError
+from fedagrac.errors import FedagracError, InputError, shown
 from fedagrac.flower.wire import PROTOCOL, BadReplyError, Parcel, fingerprint, pack, unpack
 
 if TYPE_CHECKING:
@@ -213,6 +213,9 @@ class Link:
         elif samples_before != samples:
             accepted = f"{samples_before}, as when it first connected"
             fault = InputError(f"samples of client {client}", samples, accepted)
+        elif self.moving(reply) != self.model.buffers.names and self.sizes:
+            accepted = f"{self.model.buffers.names}, as those of the client that connected first"
+            fault = InputError(f"moving buffers of client {client}", self.moving(reply), accepted)
         elif other_node is not None and not self.started:
             accepted = f"one node for each partition: nodes {other_node} and {node} both have it"
             fault = InputError("node config partition-id", client, accepted)
@@ -220,12 +223,23 @@ class Link:
             if not self.started:
                 raise fault
             raise BadReplyError(str(fault))
+        if not self.sizes:
+            self.model.buffers.adopt(self.moving(reply))
         if self.x1 is not None and not self.started:
             self.gradients[client] = reply.vector("gradient", len(self.x1), self.x1.dtype)
         if self.started:
             self.note(f"client {client}: {'connected again' if other_node is None else 'moved to another node'}")
         self.sizes[client] = samples
         self.nodes[client] = node
+
+    def moving(self, reply: Parcel) -> list[str]:
+        """Return the names of the buffers that a client's forward pass changes."""
+        given = reply.facts.get("buffers", "")
+        names = given.splitlines() if isinstance(given, str) else [None]
+        known = dict(self.model.module.named_buffers())
+        if len(set(names)) < len(names) or any(name not in known for name in names):
+            raise BadReplyError(f"its moving buffers are {shown(given)}, expected buffers of the server's model")
+        return [str(name) for name in names]
 
     def wait_for(self, number: int, round: int) -> None:
         """Wait until this many clients are connected; raise FedagracError after `wait_seconds`."""
@@ -254,6 +268,7 @@ class RemoteGradients:
 
     def __init__(self, link: Link, dtype: torch.dtype) -> None:
         self._link, self._dtype = link, dtype
+        self.buffers_of: Callable[[npt.NDArray[np.int64], int], Tensor | None] = lambda clients, round: None
         self._asked: tuple[Tensor, int, str] | None = None
         self._rows: dict[int, Tensor] = {}
 
@@ -269,7 +284,12 @@ class RemoteGradients:
             self._asked, self._rows = (x, round, batch), {}
         wanted = [int(client) for client in clients if int(client) not in self._rows]
         facts = {"round": round, "batch": batch}
-        asks = {client: Parcel(facts, {"x": x}) for client in wanted if client in self._link.nodes}
+        buffers = self.buffers_of(np.array(wanted, np.int64), round) if wanted else None
+        asks = {
+            client: Parcel(facts, {"x": x} if buffers is None else {"x": x, "buffers": buffers[row]})
+            for row, client in enumerate(wanted)
+            if client in self._link.nodes
+        }
         for client, reply in self._link.exchange("query.gradient", asks, round).items():
             try:
                 reply.integer("round", round, round)

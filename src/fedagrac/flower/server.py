@@ -127,7 +127,8 @@ def run_federation(
     described = settings.model_dump(mode="json", exclude_none=True)
     experiment = {**described, "algorithm": [{**described["algorithm"], "label": algorithm.name}]}
     storing = [KeepRun(folder.path, experiment), Checkpoints(folder, every=1, always=True), LogRounds(folder.path)]
-    server = Server(algorithm, {"x": model.initial()}, ClientTable(settings.clients))
+    table = ClientTable(settings.clients)
+    server = Server(algorithm, {"x": model.initial()}, table, own_buffers=settings.buffers == "local")
     run = Run(server, fleet, setup, [*storing, *user_callbacks])
     with claimed(folder.path):
         checkpoint = folder.last_checkpoint()

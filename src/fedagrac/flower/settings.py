@@ -70,6 +70,7 @@ class Settings(StrictTable):
     batch_size: StrictInt | Literal["full"] = 20
     sampling: Literal["replacement", "shuffle"] = "replacement"
     weight_decay: Number = 0.0
+    buffers: Literal["average", "local", "frozen"] = "average"
     dtype: Literal["float32", "float64"] = "float32"
     engine: StrictStr = "serial"
     eval_every: StrictInt = 1
@@ -168,6 +169,7 @@ class Settings(StrictTable):
             loss=loss,
             sampling=self.sampling,
             weight_decay=float(self.weight_decay),
+            buffers=self.buffers,
             seed=self.seed,
             eval_every=self.eval_every,
             metrics=metrics,

@@ -19,7 +19,16 @@ from fedagrac.errors import InputError, count, non_negative, one_of, positive
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Constant", "Explicit", "Extreme", "Gaussian", "Linear", "StepSchedule", "Uniform"]
+__all__ = [
+    "Constant",
+    "Explicit",
+    "Extreme",
+    "Gaussian",
+    "Linear",
+    "StepSchedule",
+    "Uniform",
+    "checked_counts",
+]
 
 Mode = Literal["fixed", "random"]
 
@@ -37,6 +46,26 @@ class StepSchedule(ABC):
 
     def check(self, clients: int, rounds: int) -> None:  # noqa: B027  # most schedules fit any federation
         """Check that the schedule fits the number of clients and rounds."""
+
+
+def checked_counts(schedule: StepSchedule, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
+    """Return K of all clients, [clients]; refuse counts of a schedule of the user's own that cannot be used.
+
+    Examples:
+        >>> checked_counts(Constant(5), round=0, clients=2, seed=0).tolist()
+        [5, 5]
+    """
+    counts = np.asarray(schedule.counts(round, clients, seed))
+    source = f"{type(schedule).__name__}.counts of round {round + 1}"
+    if counts.shape != (clients,):
+        raise InputError(source, f"shape {counts.shape}", f"one number for each of {clients} clients")
+    if counts.dtype.kind not in "iu":
+        raise InputError(source, f"numbers of type {counts.dtype}", "integers")
+    if len(counts) and not (counts.min() >= 1 and counts.max() <= MOST_STEPS):
+        client = int(np.argmax((counts < 1) | (counts > MOST_STEPS)))
+        accepted = f"from 1 to {MOST_STEPS} steps for every client"
+        raise InputError(source, f"{counts[client]} steps for client {client}", accepted)
+    return counts.astype(np.int64, copy=False)
 
 
 def whole_steps(field: str, value: object, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

@@ -13,17 +13,22 @@ import torch
 from torch import nn
 
 from fedagrac.errors import InputError
+from fedagrac.models.buffers import Buffers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["VectorModel"]
 
-_RUNNING_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-
 
 class VectorModel:
     """The trainable parameters of a module, in order, as one vector.
+
+    Attributes:
+        module: the private copy of the user's module.
+        names, parameters: the trainable parameters in the order of the vector.
+        size: d, the length of the vector.
+        buffers: the buffers that a forward pass changes, as another vector.
 
     Examples:
         >>> model = VectorModel(torch.nn.Linear(3, 2))
@@ -38,15 +43,6 @@ class VectorModel:
     ) -> None:
         if not isinstance(module, nn.Module):
             raise InputError("model", module, "a torch.nn.Module")
-        for name, layer in module.named_modules():
-            if isinstance(layer, _RUNNING_STATISTICS) and layer.track_running_stats:
-                raise InputError(
-                    f"model layer {name or 'itself'}",
-                    layer,
-                    "no running statistics: BatchNorm's running mean and variance are not parameters, so no "
-                    "algorithm here averages or corrects them; use torch.nn.GroupNorm (or "
-                    "track_running_stats=False)",
-                )
         for name, parameter in module.named_parameters():
             if isinstance(parameter, nn.parameter.UninitializedParameter):
                 raise InputError(
@@ -66,7 +62,7 @@ class VectorModel:
         if self.dtype not in (torch.float32, torch.float64):
             raise InputError("dtype", self.dtype, "torch.float32 or torch.float64")
         self.device = torch.device(device)
-        self.training = module.training
+        self.training = [layer.training for layer in module.modules()]
         self.module = copy.deepcopy(module).to(device=self.device, dtype=self.dtype)
         self.names = list(trainable)
         named = dict(self.module.named_parameters())
@@ -74,6 +70,7 @@ class VectorModel:
         self._shapes = [p.shape for p in self.parameters]
         self._sizes = [p.numel() for p in self.parameters]
         self.size = sum(self._sizes)
+        self.buffers = Buffers(self.module)
 
     def initial(self) -> Tensor:
         """Return x_1, the weights of the user's module."""
@@ -109,10 +106,27 @@ class VectorModel:
         pieces = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         return torch.cat([piece.reshape(-1) for piece in pieces])
 
-    def export(self, x: Tensor) -> nn.Module:
-        """Return a new module with the weights x."""
+    def train(self) -> None:
+        """Put the module into training mode; layers that the user left in eval() stay in it."""
+        if (
+            len(set(self.training)) == 1
+        ):  # a whole module in eval(), as loaders return it, says nothing of its layers
+            self.module.train()
+            return
+        for layer, training in zip(self.module.modules(), self.training, strict=True):
+            layer.training = training
+
+    def eval(self) -> None:
+        """Put the module into evaluation mode."""
+        self.module.eval()
+
+    def export(self, x: Tensor, buffers: Tensor | None = None) -> nn.Module:
+        """Return a new module with the weights x and these moving buffers; None for the buffers as given."""
+        self.buffers.put(buffers)
         module = copy.deepcopy(self.module)
         named = dict(module.named_parameters())
         for name, view in self.views(x).items():
             named[name].data = view.detach().clone()
-        return module.train(self.training)
+        for layer, training in zip(module.modules(), self.training, strict=True):
+            layer.training = training
+        return module

@@ -43,6 +43,7 @@ def simulate(
     sampling: Sampling = Setup.sampling,
     participation: int | float | Participation | None = None,
     weight_decay: float = Setup.weight_decay,
+    buffers: Literal["average", "local", "frozen"] = Setup.buffers,
     seed: int = Setup.seed,
     engine: Literal["auto", "serial", "lanes"] | Callable[[Workload], Engine] = Setup.engine,
     compile: bool | Literal["auto"] = Setup.compile,
@@ -74,9 +75,9 @@ def simulate(
     """
     setup = Setup(
         rounds=rounds, steps=steps, batch_size=batch_size, loss=loss, sampling=sampling,
-        participation=participation, weight_decay=weight_decay, seed=seed, engine=engine, compile=compile,
-        device=device, dtype=dtype, precision=precision, eval_every=eval_every, metrics=metrics, stop=stop,
-        clock=clock, guard=guard, state_dir=state_dir,
+        participation=participation, weight_decay=weight_decay, buffers=buffers, seed=seed, engine=engine,
+        compile=compile, device=device, dtype=dtype, precision=precision, eval_every=eval_every, metrics=metrics,
+        stop=stop, clock=clock, guard=guard, state_dir=state_dir,
     )  # fmt: skip
     return _simulate(model, federation, [algorithm], setup, [callbacks], [resume])[0]
 

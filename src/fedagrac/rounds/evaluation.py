@@ -24,7 +24,9 @@ CHUNKS = {"cpu": 512, "cuda": 4096}
 """Samples per batch. On a CPU, 512 fit its caches and take half the time of 4096 for a small CNN."""
 
 
-def evaluate(workload: Workload, x: Tensor, metrics: Mapping[str, Metric]) -> dict[str, float | None]:
+def evaluate(
+    workload: Workload, x: Tensor, metrics: Mapping[str, Metric], buffers: Tensor | None = None
+) -> dict[str, float | None]:
     """Return test_loss, test_accuracy and the metrics by name.
 
     test_accuracy is None if the task is not classification. Without test data every value is None.
@@ -35,6 +37,7 @@ def evaluate(workload: Workload, x: Tensor, metrics: Mapping[str, Metric]) -> di
     inputs, targets = workload.test
     module = workload.model.module
     workload.model.bind(x)
+    workload.model.buffers.put(buffers)
     module.eval()
     # sums stay on the device, because reading a number would wait for every chunk
     loss = torch.zeros((), dtype=torch.float64, device=x.device)

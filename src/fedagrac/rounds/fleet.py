@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -23,6 +23,7 @@ from fedagrac.core.local import Plan, Result
 from fedagrac.data.batches import epoch_steps
 from fedagrac.engines import EngineRecord, choose_engine, current_ranks
 from fedagrac.heterogeneity import Clock, Devices
+from fedagrac.heterogeneity.steps import checked_counts
 from fedagrac.models.vector import VectorModel
 from fedagrac.rounds.divergence import diagnose
 from fedagrac.rounds.evaluation import evaluate
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from fedagrac.rounds.setup import Setup
     from fedagrac.storage.checkpoints import Checkpoint
 
-__all__ = ["Fleet", "Roster", "Simulated"]
+__all__ = ["Fleet", "Roster", "Simulated", "first_buffers"]
 
 log = logging.getLogger("fedagrac")
 
@@ -77,8 +78,10 @@ class Fleet(Protocol):
         All servers have done the same number of rounds.
         """
 
-    def evaluate(self, x: Tensor, metrics: Mapping[str, Metric]) -> dict[str, float | None]:
-        """Measure a model on the test data. Return None for every value if there are none."""
+    def evaluate(
+        self, x: Tensor, metrics: Mapping[str, Metric], buffers: Tensor | None = None
+    ) -> dict[str, float | None]:
+        """Measure a model with these moving buffers on the test data. Return None for values without data."""
 
     def diagnose(self, algorithm: Algorithm, replies: Replies) -> Divergence:
         """Return where a round diverged."""
@@ -183,7 +186,7 @@ class Simulated:
         if clock is None:
             clock = Clock.of(steps) if isinstance(steps, Devices) else Clock()
         clock.check(M)
-        ranks = current_ranks().share(steps.counts(0, M, setup.seed))
+        ranks = current_ranks().share(checked_counts(steps, 0, M, setup.seed))
         gradients = LastGradients()
         roster = Roster(federation.sizes, federation.masses, federation.weights, setup.batch_size, gradients)
         return cls(setup, federation, vector_model, workload, steps, clock, ranks, vector_model.initial(), roster)
@@ -236,12 +239,19 @@ class Simulated:
     def server(self, algorithm: Algorithm) -> Server:
         """Return a server whose model is x_1. Call `start` or `restore` before the first round."""
         folder = None if self.setup.state_dir is None else Path(self.setup.state_dir)
-        return Server(algorithm, {"x": self.x}, ClientTable(self.federation.num_clients, folder))
+        return Server(
+            algorithm,
+            {"x": self.x},
+            ClientTable(self.federation.num_clients, folder),
+            first_buffers=first_buffers(self.model, self.setup.buffers),
+            own_buffers=self.setup.buffers == "local",
+        )
 
     def start(self, server: Server) -> Spent:
         """Start a server. Return the cost: an epoch if the algorithm needs every client's gradient at x_1."""
         everyone = np.arange(self.federation.num_clients)
         local = everyone[self.ranks.own(everyone)]
+        self._gradients.buffers_of = server.buffers_of
         server.start(Population(self.federation.weights, self._gradients, local, self.ranks.total))
         if server.algorithm.traits.start == "nothing":
             return Spent()
@@ -262,7 +272,7 @@ class Simulated:
             clients, times = cohorts.draw(round, fed.weights, self.setup.seed)
             if cohorts.by == "weight":
                 masses = times.tolist()
-        K = self.steps.counts(round, fed.num_clients, self.setup.seed)
+        K = checked_counts(self.steps, round, fed.num_clients, self.setup.seed)
         return self.roster.cohort(round, clients, K[clients], masses)
 
     def local(self, cohort: Cohort) -> Cohort:
@@ -273,13 +283,15 @@ class Simulated:
         """Run the next round of every server, with all clients in one batch. Return the replies."""
         orders = []
         for server in servers:
+            self._gradients.buffers_of = server.buffers_of
             whole = self.draw(server.rounds_done)
             orders.append(server.plan(whole, self.local(whole)))
         replies = []
         for server, order, result in zip(servers, orders, self._execute(orders), strict=True):
             whole = order.whole
             cost = server.algorithm.cost(whole)
-            spent, arrived = self._spent(whole.round, whole.clients, cost, whole.steps)
+            moved = 0 if server.buffers is None else len(server.buffers)
+            spent, arrived = self._spent(whole.round, whole.clients, cost, whole.steps, moved)
             replies.append(Replies(order, result, spent, arrived))
         return replies
 
@@ -287,8 +299,11 @@ class Simulated:
         """Run the clients of all orders in one batch. Return one result per order."""
         plans, clients = [order.plan for order in orders], [order.cohort.clients for order in orders]
         if not any(map(len, plans)):  # no client of this process takes part
-            no_models = [order.x.new_empty((0, len(order.x))) for order in orders]
-            return [Result(models, models.new_zeros(0, dtype=torch.float64)) for models in no_models]
+            no_loss = torch.zeros(0, dtype=torch.float64, device=orders[0].x.device)
+            return [
+                Result(order.x.new_empty((0, len(order.x))), no_loss, buffers=order.plan.buffers)
+                for order in orders
+            ]
         round = orders[0].whole.round
         if len(orders) == 1:
             return [self.engine.run(plans[0], orders[0].x, clients[0], round)]
@@ -298,18 +313,28 @@ class Simulated:
         ).split(plans)  # fmt: skip
 
     def _spent(
-        self, round: int, clients: npt.NDArray[np.int64], cost: Cost, steps: npt.NDArray[np.int64]
+        self,
+        round: int,
+        clients: npt.NDArray[np.int64],
+        cost: Cost,
+        steps: npt.NDArray[np.int64],
+        buffers: int = 0,
     ) -> tuple[Spent, npt.NDArray[np.float64]]:
-        """Return the cost of moving vectors and computing steps, and the seconds that each client takes."""
-        size = len(self.x) * self.x.element_size()
-        down, up = cost.down * size, cost.up * size
+        """Return the cost of moving vectors and computing steps, and the seconds that each client takes.
+
+        Each client receives and sends so many numbers of moving buffers.
+        """
+        size, extra = len(self.x) * self.x.element_size(), buffers * self.x.element_size()
+        down, up = cost.down * size + extra, cost.up * size + extra
         computed = steps + cost.extra_steps
         times = self.clock.client_times(round, clients, computed, down, up, self.setup.seed)
         return Spent(float(times.max()), int(down.sum()), int(up.sum())), times
 
-    def evaluate(self, x: Tensor, metrics: Mapping[str, Metric]) -> dict[str, float | None]:
+    def evaluate(
+        self, x: Tensor, metrics: Mapping[str, Metric], buffers: Tensor | None = None
+    ) -> dict[str, float | None]:
         """Measure a model on the test data. The first process does so for all."""
-        measured = evaluate(self.workload, x, metrics) if self.ranks.rank == 0 else {}
+        measured = evaluate(self.workload, x, metrics, buffers) if self.ranks.rank == 0 else {}
         return self.ranks.agree(measured)
 
     def diagnose(self, algorithm: Algorithm, replies: Replies) -> Divergence:
@@ -343,6 +368,13 @@ class Simulated:
         }
 
 
+def first_buffers(model: VectorModel, mode: str) -> Tensor | None:
+    """Return the moving buffers of the user's module, [q]; None if it has none, or if they stay frozen."""
+    if not model.buffers.names or mode == "frozen":
+        return None
+    return model.buffers.given(model.dtype)
+
+
 class LastGradients:
     """The engine's service of gradients, which keeps its last answer.
 
@@ -350,7 +382,8 @@ class LastGradients:
     """
 
     def __init__(self) -> None:
-        self.service: GradientService | None = None
+        self.service: Callable[..., Tensor] | None = None
+        self.buffers_of: Callable[[npt.NDArray[np.int64], int], Tensor | None] = lambda clients, round: None
         self._asked: tuple[Tensor, npt.NDArray[np.int64], int, str] | None = None
         self._answer: Tensor | None = None
 
@@ -364,7 +397,9 @@ class LastGradients:
             if last[0] is x and last[2:] == (round, batch) and np.array_equal(last[1], clients):
                 return self._answer
         self._answer = None  # freed first, because two answers may not fit into memory
-        answer = self.service(x, clients, round, batch)
+        buffers = self.buffers_of(clients, round)
+        moving = {} if buffers is None else {"buffers": buffers}
+        answer = self.service(x, clients, round, batch, **moving)
         if round == 0:
             self._asked, self._answer = (x, clients.copy(), round, batch), answer
         return answer

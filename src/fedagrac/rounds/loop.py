@@ -129,7 +129,7 @@ class Run:
     def checkpoint(self) -> Checkpoint:
         """Return a checkpoint of the run as it is now."""
         facts = self.fleet.facts(self.sim_time, self.bytes_total)
-        return Checkpoint(self.server.rounds_done, self.state, self.server.table, facts)
+        return Checkpoint(self.server.rounds_done, self.server.saved_state, self.server.table, facts)
 
     def _spend(self, spent: Spent) -> None:
         self.sim_time += spent.seconds
@@ -189,7 +189,7 @@ class Run:
         return replies.without(dropped)
 
     def _evaluate(self) -> dict[str, float | None]:
-        return self.fleet.evaluate(self.server.x, self.setup.metrics or {})
+        return self.fleet.evaluate(self.server.x, self.setup.metrics or {}, self.server.buffers)
 
     def _record(self, replies: Replies, kept: Replies, train_loss: float) -> RoundRecord:
         """Return the record of a round, without test results."""
@@ -241,6 +241,7 @@ class Run:
             reason=reason,
             vector_model=self.fleet.model,
             divergence=self.divergence,
+            buffer_vector=None if self.server.buffers is None else self.server.buffers.cpu(),
         )
         for callback in self.callbacks:
             callback.on_end(self, self.result)

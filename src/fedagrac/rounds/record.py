@@ -203,6 +203,7 @@ class SimulationResult:
         reason: one sentence that says why the run ended.
         vector_model: the module as a function of the vector.
         divergence: which client diverged first, and after how many steps; None unless the run diverged.
+        buffer_vector: the final moving buffers of the module as one vector; None if it has none.
     """
 
     algorithm: Algorithm
@@ -213,15 +214,23 @@ class SimulationResult:
     reason: str
     vector_model: VectorModel
     divergence: Divergence | None = None
+    buffer_vector: Tensor | None = None
 
     @property
     def params(self) -> dict[str, Tensor]:
         """The final global model's trainable parameters by name."""
         return self.vector_model.views(self.vector)
 
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The final moving buffers by name, such as the running statistics of BatchNorm."""
+        if self.buffer_vector is None:
+            return {}
+        return {name: rows[0] for name, rows in self.vector_model.buffers.rows(self.buffer_vector[None]).items()}
+
     def model(self) -> nn.Module:
-        """Return a new module with the final weights."""
-        return self.vector_model.export(self.vector).cpu()
+        """Return a new module with the final weights and buffers."""
+        return self.vector_model.export(self.vector, self.buffer_vector).cpu()
 
     def rounds_to(self, accuracy: float) -> int | None:
         """Return the first round whose test accuracy is at or above `accuracy`, or None."""

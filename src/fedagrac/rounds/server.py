@@ -5,17 +5,18 @@ Engines, sockets, clocks and files do not belong here. Fleets ask the server for
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from fedagrac.errors import FedagracError
+from fedagrac.core.local import check_plan
+from fedagrac.errors import FedagracError, InputError
 from fedagrac.rounds.exchange import Order
 from fedagrac.rounds.interrupts import Held
 from fedagrac.rounds.record import History
-from fedagrac.storage.checkpoints import CheckpointError, check_fits
+from fedagrac.storage.checkpoints import BUFFERS, CheckpointError, check_fits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,12 +44,30 @@ class Server:
         state: the server's vectors; `state["x"]` is the global model.
         table: the rows that it keeps for each client, or for those that this process runs.
         history: the rounds so far.
+        first_buffers: the moving buffers of the user's module, [q]; None if it has none, or if they stay frozen.
+        own_buffers: whether each client goes on with the buffers that it ended with ("local"), instead of with the
+            mean over the cohort ("average").
+        buffers: the weighted mean of the buffers with which the last cohort ended, [q]. The model is evaluated
+            with it.
     """
 
     algorithm: Algorithm
     state: State
     table: ClientTable
     history: History = field(default_factory=History)
+    first_buffers: Tensor | None = None
+    own_buffers: bool = False
+    buffers: Tensor | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begin_buffers(self.first_buffers)
+        if BUFFERS in self.algorithm.traits.state or BUFFERS in self.algorithm.traits.rows:
+            accepted = f"other names than {BUFFERS!r}, under which the buffers of the module are kept"
+            raise InputError(f"{type(self.algorithm).__name__}.traits", BUFFERS, accepted)
+
+    def begin_buffers(self, buffers: Tensor | None) -> None:
+        """Set the moving buffers with which the run begins."""
+        self.first_buffers = self.buffers = buffers
 
     @property
     def rounds_done(self) -> int:
@@ -78,12 +97,14 @@ class Server:
         """
         if checkpoint.table.num_clients != len(local) or len(checkpoint.history) != checkpoint.round:
             raise CheckpointError("the checkpoint belongs to another experiment, or its history is missing")
-        check_fits(checkpoint, self.algorithm.traits, self.x)
+        check_fits(checkpoint, self.algorithm.traits, self.x, self.first_buffers, self.own_buffers)
         try:
             self.history = History(checkpoint.history)
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"the checkpoint's history cannot be used: {error}") from None
-        self.state = {name: vector.to(device) for name, vector in checkpoint.state.items()}
+        state = {name: vector.to(device) for name, vector in checkpoint.state.items()}
+        self.buffers = state.pop(BUFFERS, None)
+        self.state = state
         self.table = checkpoint.table.of(local, folder, device)
 
     def admit(self, cohort: Cohort) -> None:
@@ -94,6 +115,8 @@ class Server:
         newcomers = cohort.part(np.isin(cohort.clients, new), cohort.total)
         rows = self.algorithm.enter(self.state, newcomers)
         self._check_names("enter", rows, self.algorithm.traits.rows)
+        if self.first_buffers is not None and self.own_buffers:
+            rows = {**rows, BUFFERS: self.first_buffers.expand(len(newcomers), -1)}
         with Held():
             self.table.put(newcomers.clients, rows)
 
@@ -101,12 +124,41 @@ class Server:
         """Return the order for a cohort. `whole` takes part; this process runs its members in `cohort`."""
         self.admit(cohort)
         rows = self.table.rows(cohort.clients)
-        return Order(self.x, whole, cohort, rows, self.algorithm.plan(self.state, rows, cohort))
+        own = rows.pop(BUFFERS, None)
+        plan = self.algorithm.plan(self.state, rows, cohort)
+        check_plan(f"{type(self.algorithm).__name__}.plan", plan, cohort, len(self.x))
+        if self.buffers is not None:
+            plan = replace(plan, buffers=self.buffers.expand(len(cohort), -1) if own is None else own)
+        return Order(self.x, whole, cohort, rows, plan)
+
+    def buffers_of(self, clients: npt.NDArray[np.int64], round: int) -> Tensor | None:
+        """Return the moving buffers with which clients begin a round, [m, q]; None if there are none."""
+        if self.first_buffers is None or self.buffers is None:
+            return None
+        if round == 0:
+            return self.first_buffers.expand(len(clients), -1)
+        if not self.own_buffers:
+            return self.buffers.expand(len(clients), -1)
+        return self.table.rows(clients)[BUFFERS]
+
+    @property
+    def saved_state(self) -> State:
+        """The vectors that a checkpoint stores: those of the algorithm, and the moving buffers."""
+        return self.state if self.buffers is None else {**self.state, BUFFERS: self.buffers}
 
     def take_in(self, replies: Replies) -> float:
         """Aggregate the replies of a cohort. Return the training loss."""
         order, cohort = replies.order, replies.order.cohort
-        self.state, rows = self.algorithm.aggregate(self.state, order.rows, cohort, order.plan, replies.result)
+        state, rows = self.algorithm.aggregate(self.state, order.rows, cohort, order.plan, replies.result)
+        self._check_names("aggregate", state, self.algorithm.traits.state)
+        if state["x"].shape != self.x.shape:
+            accepted = f"a vector of {len(self.x)} numbers"
+            raise InputError(f"{type(self.algorithm).__name__}.aggregate x", tuple(state["x"].shape), accepted)
+        self.state = state
+        if replies.result.buffers is not None:
+            self.buffers = cohort.sum(cohort.weights, replies.result.buffers)
+            if self.own_buffers:
+                rows = {**rows, BUFFERS: replies.result.buffers}
         self.table.put(cohort.clients, rows)
         loss = np.dot(cohort.weights, replies.result.loss.cpu().numpy())
         return float(cohort.total(torch.tensor(loss, dtype=torch.float64)))

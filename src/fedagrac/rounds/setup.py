@@ -39,6 +39,10 @@ class Setup:
         sampling: "replacement" draws every batch anew, "shuffle" walks reshuffled epochs.
         participation: None for all clients, a number or a fraction of clients each round, or a `Participation`.
         weight_decay: the coefficient of l2 regularisation: weight_decay * x is added to every gradient.
+        buffers: what becomes of buffers that a forward pass changes, such as BatchNorm's running statistics.
+            "average": clients start from the weighted mean of what the last cohort ended with. "local": each
+            client goes on with its own; the mean is used for evaluation only. "frozen": every step begins with
+            the buffers of the given module.
         seed: the key of every random draw of the run.
         engine: "serial" runs one client after another, "lanes" many at once. "auto" takes the faster one: by a
             rule in a short run, by a measurement that is kept on disk in a longer one. A function that makes an
@@ -72,6 +76,7 @@ class Setup:
     sampling: Sampling = "replacement"
     participation: int | float | Participation | None = None
     weight_decay: float = 0.0
+    buffers: Literal["average", "local", "frozen"] = "average"
     seed: int = 0
     engine: Literal["auto", "serial", "lanes"] | Callable[[Workload], Engine] = "auto"
     compile: bool | Literal["auto"] = "auto"
@@ -104,6 +109,7 @@ class Setup:
             count("batch_size", self.batch_size)
         one_of("sampling", self.sampling, ["replacement", "shuffle"])
         non_negative("weight_decay", self.weight_decay)
+        one_of("buffers", self.buffers, ["average", "local", "frozen"])
         count("seed", self.seed, least=0)
         if not callable(self.engine):
             one_of("engine", self.engine, ["auto", *ENGINES])

@@ -43,6 +43,9 @@ KEPT = 2
 MOST_PARTS = 10_000
 """The largest number of processes that write a checkpoint together."""
 
+BUFFERS = "buffers"
+"""The name of the module's moving buffers among the vectors of the server and the rows of clients."""
+
 SHAPES = {"clients": 1, "state": 1, "rows": 2}
 """The number of dimensions of each kind of tensor."""
 
@@ -61,6 +64,7 @@ class Facts:
         engine: the engine that ran the clients; None for a live fleet.
         sizes: the samples of each client, as the clients of a live fleet reported them; empty in a simulation.
         identity: settings that a live run must share with its checkpoint; empty in a simulation.
+        buffers: the names of the module's moving buffers, as the clients of a live fleet reported them.
     """
 
     sim_time: float
@@ -68,6 +72,7 @@ class Facts:
     engine: EngineRecord | None = None
     sizes: tuple[int, ...] = ()
     identity: Mapping[str, Any] = field(default_factory=dict)
+    buffers: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, table: Any) -> Facts:
@@ -83,7 +88,7 @@ class Facts:
         """
         if not isinstance(table, dict):
             raise ValueError("it has no facts")
-        values = {"sizes": [], "identity": {}, **table}
+        values = {"sizes": [], "identity": {}, "buffers": [], **table}
         for name, kind, least in (("sim_time", int | float, 0), ("bytes_total", int, 0)):
             value = values.get(name)
             if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
@@ -92,6 +97,8 @@ class Facts:
         integers = isinstance(sizes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
         if not integers or any(not 1 <= n <= 2**62 for n in sizes):
             raise ValueError(f"sizes is {shown(sizes)}")
+        if not isinstance(values["buffers"], list) or not all(isinstance(n, str) for n in values["buffers"]):
+            raise ValueError(f"buffers is {shown(values['buffers'])}")
         if not isinstance(values["identity"], dict):
             raise ValueError(f"identity is {shown(values['identity'])}")
         return cls(
@@ -100,6 +107,7 @@ class Facts:
             engine=EngineRecord.read(values.get("engine")),
             sizes=tuple(sizes),
             identity=values["identity"],
+            buffers=tuple(values["buffers"]),
         )
 
 
@@ -279,11 +287,19 @@ def _faults(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[
         yield "it does not hold one row for each of its clients"
 
 
-def check_fits(checkpoint: Checkpoint, traits: Traits, x: Tensor) -> None:
-    """Check that a checkpoint fits the traits of an algorithm and a model like x."""
+def check_fits(
+    checkpoint: Checkpoint,
+    traits: Traits,
+    x: Tensor,
+    buffers: Tensor | None = None,
+    own_buffers: bool = False,
+) -> None:
+    """Check that a checkpoint fits the traits of an algorithm, a model like x, and moving buffers like these."""
     clients, rows = checkpoint.table.export()
-    declared = traits.rows if len(clients) else ()
-    for what, names, vectors in (("", traits.state, checkpoint.state), ("the clients' ", declared, rows)):
+    extra = () if buffers is None else (BUFFERS,)
+    declared = (*traits.rows, *(extra if own_buffers else ())) if len(clients) else ()
+    state = (*traits.state, *extra)
+    for what, names, vectors in (("", state, checkpoint.state), ("the clients' ", declared, rows)):
         if set(names) != set(vectors):
             given = ", ".join(sorted(vectors)) or "nothing"
             raise CheckpointError(
@@ -291,9 +307,10 @@ def check_fits(checkpoint: Checkpoint, traits: Traits, x: Tensor) -> None:
             )
         for name, vector in vectors.items():
             any_precision = vectors is checkpoint.state and name in traits.sums
-            if vector.shape[-1] != len(x) or not (any_precision or vector.dtype == x.dtype):
+            size = len(buffers) if buffers is not None and name == BUFFERS else len(x)
+            if vector.shape[-1] != size or not (any_precision or vector.dtype == x.dtype):
                 given = f"{vector.shape[-1]} numbers of {vector.dtype}"
-                raise CheckpointError(f"the checkpoint's {what}{name} has {given}, expected {len(x)} of {x.dtype}")
+                raise CheckpointError(f"the checkpoint's {what}{name} has {given}, expected {size} of {x.dtype}")
 
 
 def content_hash(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

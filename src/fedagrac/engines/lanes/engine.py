@@ -26,7 +26,7 @@ from fedagrac.engines.lanes.layers import RoutedLayers
 from fedagrac.engines.lanes.memory import LaneMemory
 from fedagrac.engines.lanes.model import LaneModel
 from fedagrac.engines.lanes.waves import Wave, draw_wave, lane_groups
-from fedagrac.engines.serial import FULL_GRADIENT_CHUNK, SerialEngine, seed_dropout, training
+from fedagrac.engines.serial import FULL_GRADIENT_CHUNK, SerialEngine, read_ahead, seed_dropout, training
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -59,7 +59,13 @@ class LanesEngine:
         self.workload = workload
         self.width = width
         self.compiled = compiled and not on_gpu
-        self.fixed = (on_gpu or self.compiled) if fixed is None else fixed
+        self.fixed = ((on_gpu or self.compiled) if fixed is None else fixed) and not workload.on_host
+        if self.compiled and workload.on_host:
+            self.compiled = False
+            warnings.warn(
+                "steps run uncompiled: samples on disk and transforms of your own need Python in every step",
+                stacklevel=2,
+            )
         self.model = LaneModel(workload, fused=self.compiled)
         self.memory = LaneMemory(workload)
         self.prepared: dict[tuple[object, ...], FixedLanes] = {}
@@ -79,6 +85,7 @@ class LanesEngine:
             loss=torch.zeros(len(clients), dtype=torch.float64, device=x.device),
             first=rows() if plan.first_steps.any() else None,
             total=rows() if plan.accumulate else None,
+            buffers=None if plan.buffers is None else torch.empty_like(plan.buffers),
         )
         with training(self.workload):
             self.model.route(min(len(clients), self.width or len(clients)))
@@ -88,7 +95,12 @@ class LanesEngine:
         return result
 
     def gradients(
-        self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
+        self,
+        x: Tensor,
+        clients: npt.NDArray[np.int64],
+        round: int,
+        batch: Literal["full", "first"] = "full",
+        buffers: Tensor | None = None,
     ) -> Tensor:
         """Return every client's gradient at x, [m, d], over all its data or over its first batch of the round.
 
@@ -100,7 +112,8 @@ class LanesEngine:
         for size in np.unique(sizes):
             members = np.flatnonzero(sizes == size)
             if not self._supported or len(members) == 1 or size > FULL_GRADIENT_CHUNK or w.model.has_dropout:
-                rows[members] = self._serial.gradients(x, clients[members], round, batch)
+                starts = None if buffers is None else buffers[torch.from_numpy(members)]
+                rows[members] = self._serial.gradients(x, clients[members], round, batch, starts)
                 continue
             fitting = self.memory.fitting_width(4, int(size), 1)
             width = max(1, min(len(members), FULL_GRADIENT_CHUNK // int(size), fitting))
@@ -109,7 +122,9 @@ class LanesEngine:
                     some = members[start : start + width]
                     samples, shifts = self._one_batch(clients[some], round, batch)
                     X = x.expand(len(some), -1).contiguous()
-                    rows[some] = self.model.gradient(X, samples, shifts)[1]
+                    begun = None if buffers is None else w.model.buffers.rows(buffers[torch.from_numpy(some)])
+                    generators = w.generators(clients[some], round) if batch == "first" else None
+                    rows[some] = self.model.gradient(X, samples, shifts, begun, generators)[1]
         return rows
 
     def _one_batch(
@@ -175,15 +190,24 @@ class LanesEngine:
         loss = torch.zeros(len(rows), dtype=torch.float64, device=x.device)
         first = None if result.first is None else torch.zeros_like(X)
         total = None if result.total is None else torch.zeros_like(X)
+        moving = {} if plan.buffers is None else self.workload.model.buffers.rows(plan.buffers[where])
         alone = int((wave.running > 1).sum())  # from this step on one lane runs, for which a vmap only costs time
-        for k, (m, samples, shifts) in enumerate(wave):
+        if self.workload.model.buffers.names:
+            alone = len(wave.running)
+        for k, (m, (samples, shifts)) in enumerate(
+            zip(wave.running, read_ahead(self.workload, wave), strict=True)
+        ):
             if k == alone:
                 self.workload.model.bind(X[0])
-            values, G = (
-                self.model.gradient(X[:m], samples, shifts)
-                if k < alone
-                else self._serial.row_gradient(X, samples[0], None if shifts is None else shifts[0])
-            )
+            generators = None if wave.generators is None else wave.generators[:m]
+            if k < alone:
+                before = {name: values[:m].clone() for name, values in moving.items()} or None
+                values, G, after = self.model.gradient(X[:m], samples, shifts, before, generators)
+                for name, rows_of_buffer in moving.items():
+                    rows_of_buffer[:m] = after[name]
+            else:
+                frames = None if shifts is None else shifts[0]
+                values, G = self._serial.row_gradient(X, samples[0], frames, generators)
             loss[:m] += values
             if total is not None:
                 total[:m] += G
@@ -196,7 +220,8 @@ class LanesEngine:
             X[:m].addcmul_(G, eta[:m], value=-1)
         result.models[where] = X
         result.loss[where] = loss / K[:, 0]
-        for collected, into in ((first, result.first), (total, result.total)):
+        ends = self.workload.model.buffers.join(moving, x.dtype) if moving else None
+        for collected, into in ((first, result.first), (total, result.total), (ends, result.buffers)):
             if collected is not None and into is not None:
                 into[where] = collected
 

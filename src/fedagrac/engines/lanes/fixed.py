@@ -43,8 +43,11 @@ COMPILED_WIDTHS = 4
 UNROLL = (5, 2, 1)
 """Steps of a small model per compiled call; the largest that the longest lane needs is taken."""
 
-Pieces = Callable[["list[Tensor]", "Tensor", "Tensor | None", "tuple[Tensor, Tensor]"], Any]
-"""A function of parameter blocks, samples, shifts and the pool: losses, and gradients by parameter."""
+Pieces = Callable[["list[Tensor]", "Tensor", "Tensor | None", "tuple[Any, Any]", "dict[str, Tensor] | None"], Any]
+"""A function of parameter blocks, samples, shifts, the pool and moving buffers.
+
+It returns losses, gradients by parameter, and the buffers afterwards.
+"""
 
 
 def widths_for(lanes: int, most: int = WIDTHS) -> list[int]:
@@ -81,6 +84,7 @@ class Buffers(NamedTuple):
         rates: for each step and lane the step size, 1 while the lane runs, and the weight in the first gradient.
         counter: the number of the next step.
         pool: all training inputs and targets.
+        moving: the module's moving buffers by name, each [W, ...]; None if every step begins with the given ones.
     """
 
     X: list[Tensor]
@@ -94,7 +98,8 @@ class Buffers(NamedTuple):
     shifts: Tensor | None
     rates: Tensor
     counter: Tensor
-    pool: tuple[Tensor, Tensor]
+    pool: tuple[Any, Any]
+    moving: dict[str, Tensor] | None
 
 
 class FixedLanes:
@@ -122,6 +127,7 @@ class FixedLanes:
             rates=torch.zeros((TABLE_STEPS, W, 3), dtype=dtype, device=device),
             counter=torch.zeros(1, dtype=torch.int64, device=device),
             pool=workload.pool,
+            moving=None if plan.buffers is None else self._model.buffers.rows(plan.buffers[:1].expand(W, -1)),
         )
         self.compiled = compiled
         self.unroll = _unroll(wave, workload) if compiled else 1
@@ -144,7 +150,8 @@ class FixedLanes:
         """Return the key of the waves that can share prepared steps."""
         parts = plan.correction is not None, bool(plan.mu.any()), bool(plan.first_steps.any()), plan.accumulate
         unroll = _unroll(wave, workload) if compiled else 1
-        return len(wave.rows), wave.samples.shape[1], wave.shifts is not None, unroll, *parts
+        moving = plan.buffers is not None
+        return len(wave.rows), wave.samples.shape[1], wave.shifts is not None, unroll, moving, *parts
 
     def run(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
         """Run a wave and write its rows into the result; compile or record missing steps first."""
@@ -154,17 +161,7 @@ class FixedLanes:
                 self._prepared[kind] = self._prepare(kind)
         b = self.buffers
         rows = torch.from_numpy(wave.rows).to(x.device)
-        x_of_rows = starts_of(x, rows)
-        self._fill(b.X, x_of_rows)
-        b.loss.zero_()
-        if b.C is not None and plan.correction is not None:
-            self._fill(b.C, plan.correction[rows])
-        if b.center is not None:
-            self._fill(b.center, x_of_rows)
-            b.mu.copy_(torch.as_tensor(plan.mu[wave.rows], dtype=x.dtype))
-        for collected in (b.first, b.total):
-            for block in collected or ():
-                block.zero_()
+        self._begin(wave, plan, x, rows)
         offsets = wave.offsets
         for begin in range(0, len(wave.running), TABLE_STEPS):
             steps = slice(begin, min(begin + TABLE_STEPS, len(wave.running)))
@@ -176,6 +173,26 @@ class FixedLanes:
         for blocks, into in ((b.X, result.models), (b.first, result.first), (b.total, result.total)):
             if blocks is not None and into is not None:
                 self._take_out(blocks, into, wave.rows)
+        if b.moving is not None and result.buffers is not None:
+            result.buffers[rows] = self._model.buffers.join(b.moving, x.dtype)
+
+    def _begin(self, wave: Wave, plan: Plan, x: Tensor, rows: Tensor) -> None:
+        """Fill the buffers with the starts of a wave."""
+        b = self.buffers
+        x_of_rows = starts_of(x, rows)
+        self._fill(b.X, x_of_rows)
+        b.loss.zero_()
+        if b.C is not None and plan.correction is not None:
+            self._fill(b.C, plan.correction[rows])
+        if b.center is not None:
+            self._fill(b.center, x_of_rows)
+            b.mu.copy_(torch.as_tensor(plan.mu[wave.rows], dtype=x.dtype))
+        for collected in (b.first, b.total):
+            for block in collected or ():
+                block.zero_()
+        if b.moving is not None and plan.buffers is not None:
+            for name, start in self._model.buffers.rows(plan.buffers[rows]).items():
+                b.moving[name].copy_(start)
 
     def _take_out(self, blocks: list[Tensor], into: Tensor, rows: npt.NDArray[np.int64]) -> None:
         """Copy blocks into rows of a matrix [m, d]; a single row is indexed by a number, in half the time."""
@@ -225,22 +242,21 @@ class FixedLanes:
         samples = b.samples[:, :width].index_select(0, b.counter)[0]
         shifts = None if b.shifts is None else b.shifts[:, :width].index_select(0, b.counter)[0]
         eta, runs, in_first = b.rates[:, :width].index_select(0, b.counter)[0].unbind(1)
-        losses, gradients = self._pieces([block[:width] for block in b.X], samples, shifts, b.pool)
+        before = None if b.moving is None else {name: rows[:width].clone() for name, rows in b.moving.items()}
+        losses, gradients, moved = self._pieces([block[:width] for block in b.X], samples, shifts, b.pool, before)
         b.loss[:width] += losses * runs
+        for name, rows in (b.moving or {}).items():  # finished lanes keep the buffers with which they ended
+            rows[:width] = torch.where(_per_lane(runs, rows) > 0, moved[name], rows[:width])
         for i, g in enumerate(gradients):
             X = b.X[i][:width]
-
-            def per_lane(values: Tensor, X: Tensor = X) -> Tensor:
-                return values.reshape(-1, *[1] * (X.ndim - 1))
-
             if self._weight_decay:
                 g = g.add(X, alpha=self._weight_decay)  # noqa: PLW2901
             if b.total is not None:
-                b.total[i][:width].addcmul_(g, per_lane(runs))
+                b.total[i][:width].addcmul_(g, _per_lane(runs, X))
             if b.first is not None and kind.collecting:
-                b.first[i][:width].addcmul_(g, per_lane(in_first))
+                b.first[i][:width].addcmul_(g, _per_lane(in_first, X))
             if b.center is not None:
-                g = g + per_lane(b.mu[:width]) * (X - b.center[i][:width])  # noqa: PLW2901
+                g = g + _per_lane(b.mu[:width], X) * (X - b.center[i][:width])  # noqa: PLW2901
             descend(X, g, None if b.C is None else b.C[i][:width], eta)
         b.counter.add_(1)
 
@@ -267,6 +283,11 @@ class FixedLanes:
                 self._steps(kind, self.buffers)
         self._pool = graph.pool()
         return graph.replay
+
+
+def _per_lane(values: Tensor, rows: Tensor) -> Tensor:
+    """Return one number per lane, shaped to multiply rows [m, ...]."""
+    return values.reshape(-1, *[1] * (rows.ndim - 1))
 
 
 def _unroll(wave: Wave, workload: Workload) -> int:

@@ -259,10 +259,10 @@ class _Collect(CallMode):
         return function(*args, **options)
 
 
-def convolutions_of(module: torch.nn.Module, inputs: Tensor) -> list[Convolution]:
+def convolutions_of(forward: Callable[[], Any]) -> list[Convolution]:
     """Return the different convolutions of one forward pass, in order."""
     with torch.no_grad(), _Collect() as seen:
-        module(inputs)
+        forward()
     return list(dict.fromkeys(seen.convolutions))
 
 

@@ -58,9 +58,11 @@ class LaneMemory:
             kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
             return tensor
 
-        inputs, targets = w.load(torch.zeros(batch, dtype=torch.int64, device=w.model.device))
+        samples = torch.zeros(batch, dtype=torch.int64, device=w.model.device)
+        inputs, targets = w.load(samples, generators=w.generators([0], 0))
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            w.loss(w.model.module(inputs), targets)
+            w.loss(w.call(inputs), targets)
+        w.model.buffers.put(None)
         return sum(kept.values())
 
 

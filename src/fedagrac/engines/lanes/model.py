@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.func import functional_call, vmap
 
+from fedagrac.data.trees import leaves, map_leaves
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of, faster_as_products
 from fedagrac.engines.serial import training
 
@@ -32,42 +35,65 @@ class LaneModel:
         self.workload = workload
         on_gpu = workload.model.device.type == "cuda"
         self.layers = None if on_gpu else RoutedLayers(side_by_side=True, fused=fused)
-        self._losses = vmap(self._loss, in_dims=(0, 0, 0), randomness="different")
+        self._losses = vmap(self._loss, randomness="different")
 
-    def gradient(self, X: Tensor, samples: Tensor, shifts: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return each lane's loss, [m], and gradient, [m, d], at its own model over its own batch."""
-        losses, pieces = self.pieces(list(self.workload.model.row_views(X).values()), samples, shifts)
+    def gradient(
+        self,
+        X: Tensor,
+        samples: Tensor,
+        shifts: Tensor | None,
+        buffers: dict[str, Tensor] | None = None,
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return each lane's loss, [m], its gradient, [m, d], over its own batch, and its buffers afterwards."""
+        blocks = list(self.workload.model.row_views(X).values())
+        losses, pieces, buffers = self.pieces(blocks, samples, shifts, buffers=buffers, generators=generators)
         G = torch.cat([piece.reshape(len(X), -1) for piece in pieces], 1)
         if self.workload.weight_decay:
             G.add_(X, alpha=self.workload.weight_decay)
-        return losses, G
+        return losses, G, buffers
 
     def pieces(
         self,
         blocks: list[Tensor],
         samples: Tensor,
         shifts: Tensor | None,
-        pool: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return each lane's loss, [m], and its gradient by parameter, each [m, ...], without weight decay."""
+        pool: tuple[Any, Any] | None = None,
+        buffers: dict[str, Tensor] | None = None,
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Tensor]]:
+        """Return each lane's loss, [m], its gradient by parameter, each [m, ...], and its buffers afterwards.
+
+        The gradient has no weight decay. Buffers that are not given are those of the user's module.
+        """
         w = self.workload
         m, batch = samples.shape
-        inputs, targets = w.load(samples.reshape(-1), None if shifts is None else shifts.reshape(-1, 3), pool)
+        frames = None if shifts is None else shifts.reshape(-1, 3)
+        loaded = w.load(samples.reshape(-1), frames, pool, generators)
+        inputs, targets = map_leaves(lambda leaf: leaf.reshape(m, batch, *leaf.shape[1:]), loaded)
         leaves = [block.detach().requires_grad_() for block in blocks]
+        moving = self.given_buffers(m) if buffers is None else buffers
         with torch.enable_grad(), self.layers or contextlib.nullcontext():
-            losses = self._losses(
-                dict(zip(w.model.names, leaves, strict=True)),
-                inputs.reshape(m, batch, *inputs.shape[1:]),
-                targets.reshape(m, batch, *targets.shape[1:]),
-            )
+            losses, moved = self._losses(dict(zip(w.model.names, leaves, strict=True)), moving, inputs, targets)
             # outside the vmap: the same numbers as vmap(grad), with less overhead
             gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
-        return losses.detach(), gradients
+        return losses.detach(), gradients, {name: values.detach() for name, values in moved.items()}
 
-    def _loss(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return one lane's loss as a function of its parameters."""
-        output = functional_call(self.workload.model.module, parameters, (inputs,))
-        return self.workload.loss(output, targets)
+    def given_buffers(self, lanes: int) -> dict[str, Tensor]:
+        """Return the moving buffers of the user's module for this many lanes, each [m, ...]."""
+        model = self.workload.model
+        if not model.buffers.names:
+            return {}
+        return model.buffers.rows(model.buffers.given(model.dtype).expand(lanes, -1))
+
+    def _loss(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Any, targets: Any
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return one lane's loss as a function of its parameters, and its buffers afterwards."""
+        args, options = self.workload.arguments(inputs)
+        state = parameters | buffers  # where the module replaces a buffer, torch replaces it here, too
+        output = functional_call(self.workload.model.module, state, args, options)
+        return self.workload.loss(output, targets), {name: state[name] for name in buffers}
 
     def route(self, lanes: int) -> None:
         """Choose, once and on a GPU only, which convolutions run as products of patches."""
@@ -76,7 +102,7 @@ class LaneModel:
             return
         batch = int(w.batch_sizes(np.arange(w.federation.num_clients)).max())
         inputs, _ = w.load(torch.zeros(batch, dtype=torch.int64, device=w.model.device))
-        convolutions = convolutions_of(w.model.module, inputs)
+        convolutions = convolutions_of(lambda: w.call(inputs))
         self.layers = RoutedLayers(faster_as_products(convolutions, lanes, w.model.device, w.model.dtype))
 
     def check(self) -> bool:
@@ -88,7 +114,7 @@ class LaneModel:
             self.layers = layers
             try:
                 with training(w):
-                    self.gradient(X, samples, None)
+                    self.gradient(X, samples, None, generators=w.generators([0, 0], 0))
             except Exception as error:
                 failure = error
             else:
@@ -110,12 +136,12 @@ class LaneModel:
             title = f"{name or 'the module'} ({type(layer).__name__})"
             hooks.append(layer.register_forward_pre_hook(lambda *_, title=title: entered.append(title)))
             hooks.append(layer.register_forward_hook(lambda *_, title=title: left.append(title)))
-        inputs, _ = w.load(samples)
+        inputs, _ = w.load(samples, generators=w.generators([0], 0))
         with contextlib.suppress(Exception), training(w):
-            rows = w.model.row_views(w.model.initial().repeat(2, 1))
-            vmap(lambda p, X: functional_call(w.model.module, p, (X,)), randomness="different")(
-                rows, torch.stack([inputs, inputs])
-            )
+            rows = w.model.row_views(w.model.initial().repeat(2, 1)) | self.given_buffers(2)
+            call = functools.partial(functional_call, w.model.module)
+            two = map_leaves(lambda leaf: torch.stack([leaf, leaf]), inputs)
+            vmap(lambda p, X: leaves(call(p, *w.arguments(X))), randomness="different")(rows, two)
         for hook in hooks:
             hook.remove()
         unfinished = [title for title in entered if title not in left]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,19 +28,21 @@ class Wave:
         running: how many lanes still run at each step, [K_max].
         samples: sample numbers of the lanes of step 0, then of step 1, and so on, [sum K, batch].
         shifts: the shifts of those pictures, [sum K, batch, 3], or None.
+        generators: one for each lane, for the transform of its inputs, or None.
     """
 
     rows: npt.NDArray[np.int64]
     running: npt.NDArray[np.int64]
     samples: Tensor
     shifts: Tensor | None
+    generators: Sequence[torch.Generator] | None = None
 
-    def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-        """Yield, for each step, how many lanes run, their samples and their shifts."""
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield, for each step, the samples and the shifts of the lanes that run."""
         start = 0
         for m in self.running.tolist():
             stop = start + m
-            yield m, self.samples[start:stop], None if self.shifts is None else self.shifts[start:stop]
+            yield self.samples[start:stop], None if self.shifts is None else self.shifts[start:stop]
             start = stop
 
     @property
@@ -58,7 +60,8 @@ class Wave:
         )
         entries = torch.from_numpy(kept).to(self.samples.device)
         shifts = None if self.shifts is None else self.shifts[entries]
-        return Wave(self.rows[lanes], running, self.samples[entries], shifts)
+        generators = None if self.generators is None else self.generators[lanes]
+        return Wave(self.rows[lanes], running, self.samples[entries], shifts, generators)
 
 
 def _offsets(running: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -106,4 +109,5 @@ def draw_wave(
         if shifts is not None and batches.shifts is not None:
             shifts[entries] = batches.shifts
     assert samples is not None
-    return Wave(rows, running, workload.on_device(samples), None if shifts is None else workload.on_device(shifts))
+    on_device = None if shifts is None else workload.on_device(shifts)
+    return Wave(rows, running, workload.on_device(samples), on_device, workload.generators(clients[rows], round))
