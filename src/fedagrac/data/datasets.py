@@ -130,17 +130,20 @@ def _base(source: Any) -> tuple[Any, Sequence[int] | None]:
 
 def _read_loader(field: str, loader: DataLoader[Any], inputs: Names, targets: Names) -> tuple[Tree, Tree]:
     """Read the data set behind a loader; a collate function of the user's makes one batch of all samples."""
-    data, sampler = loader.dataset, loader.sampler
+    data, batches = loader.dataset, loader.batch_sampler
     if isinstance(data, IterableDataset):
         return read_dataset(field, data, inputs, targets)
-    own_batches = loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler
-    if isinstance(sampler, SubsetRandomSampler) and not own_batches:
+    sampler: Any = batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
+    size = len(data)  # type: ignore[arg-type]
+    if isinstance(sampler, SubsetRandomSampler):
         data = Subset(data, sorted(int(i) for i in sampler.indices))
-    elif own_batches or type(sampler) not in (SequentialSampler, RandomSampler):
-        kind = type(loader.batch_sampler if own_batches else sampler).__name__
-        raise InputError(
-            field, f"a DataLoader with a {kind}", "its data set, or a torch Subset of the client's part"
-        )
+    elif not (
+        type(sampler) in (SequentialSampler, RandomSampler)
+        and len(sampler) == size
+        and not getattr(sampler, "replacement", False)
+    ):
+        kind = f"a DataLoader with a {type(sampler).__name__}"
+        raise InputError(field, kind, "one that visits every sample once, or a torch Subset of the client's part")
     if loader.collate_fn is default_collate or loader.batch_size is None:
         return read_dataset(field, data, inputs, targets)
     whole = loader.collate_fn([data[i] for i in range(len(data))])  # type: ignore[arg-type]
@@ -151,11 +154,9 @@ def _read_columns(source: Any, inputs: Names, targets: Names) -> dict[str, Any]:
     """Return the columns of a Hugging Face data set, in its own format if it has one, else as NumPy arrays."""
     kind = (getattr(source, "format", None) or {}).get("type")
     if kind is None:
-        if inputs is not None and targets is not None and hasattr(source, "select_columns"):
-            known = set(source.column_names)
-            source = source.select_columns(
-                [name for name in (*_listed(inputs), *_listed(targets)) if name in known]
-            )
+        named = [*_listed(inputs), *_listed(targets)] if inputs and targets else []
+        if named and set(named) <= set(source.column_names) and hasattr(source, "select_columns"):
+            source = source.select_columns(named)
         source = source.with_format("numpy")
     return dict(source[: len(source)])
 

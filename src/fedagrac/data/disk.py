@@ -33,7 +33,7 @@ __all__ = ["DiskArray", "mapped_file"]
 NEAR = 4096
 """Rows that are at most this many bytes apart are read together: the system reads whole pages of this size."""
 
-LARGEST_READ = 2**24
+LARGEST_READ = 2**22
 """The most bytes of one read, and of one page of `DiskArray.pages`."""
 
 MOST_OPEN = 64
@@ -246,7 +246,7 @@ class DiskArray:
             self._pending = _Ahead(self, np.array(rows, np.int64))
 
     def pages(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield all rows in pages of up to 16 MB, each with the number of its first row."""
+        """Yield all rows in pages of about 4 MB, each with the number of its first row."""
         size = max(1, LARGEST_READ // max(1, self._row_bytes))
         for first in range(0, len(self), size):
             yield first, self._read(np.arange(first, min(first + size, len(self))))
@@ -287,8 +287,8 @@ class DiskArray:
                     np.take(whole, rows[i:j] - rows[i], axis=0, out=content[i:j])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy in another process needs: no open files, no threads."""
-        return {**self.__dict__, "_files": _Files(), "_pending": None}
+        """Return what a copy needs: no thread, and files that it opens itself."""
+        return {**self.__dict__, "_pending": None}
 
 
 def mapped_file(array: npt.NDArray[Any]) -> np.memmap[Any, Any] | None:
@@ -353,6 +353,9 @@ class _Files:
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[_Files], tuple[()]]:
+        return _Files, ()
 
     def __enter__(self) -> _Files:
         self._lock.acquire()
