@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from fedagrac.core.local import Plan as Plan
     from fedagrac.core.local import Result as Result
     from fedagrac.data import IID as IID
+    from fedagrac.data import ClientTests as ClientTests
     from fedagrac.data import Dirichlet as Dirichlet
+    from fedagrac.data import DiskArray as DiskArray
     from fedagrac.data import Federation as Federation
+    from fedagrac.data import Images as Images
     from fedagrac.data import Indices as Indices
     from fedagrac.data import Natural as Natural
     from fedagrac.data import Partition as Partition
@@ -72,7 +75,9 @@ _NAMES = {
     "fedagrac.callbacks": "Callback Checkpoints EarlyStop MLflow TensorBoard",
     "fedagrac.core.cohort": "Cohort",
     "fedagrac.core.local": "Plan Result",
-    "fedagrac.data": "Dirichlet Federation IID Indices Natural Partition Resample Shards",
+    "fedagrac.data": (
+        "ClientTests Dirichlet DiskArray Federation IID Images Indices Natural Partition Resample Shards"
+    ),
     "fedagrac.errors": "FedagracError InputError",
     "fedagrac.heterogeneity": (
         "Clock Constant DEVICES DeviceProfile Devices Explicit Extreme Gaussian Linear Participation StepSchedule "

@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     DROPOUT = 7
     AUGMENTATION = 8
     JITTER = 9
+    VALIDATION = 10
     TRANSFORM = 11
 
 

@@ -35,6 +35,7 @@ class Description:
         sizes: the samples of each shown client.
         steps: K_i of each shown client in round 1.
         labels: the samples of each shown client in each class; None if targets are not class labels.
+        names: the names of the shown clients; None if they have none of their own.
     """
 
     name: str
@@ -47,22 +48,28 @@ class Description:
     sizes: list[int]
     steps: list[int]
     labels: list[list[int]] | None
+    names: list[str] | None = None
 
     def __post_init__(self) -> None:
-        lengths = {len(self.sizes), len(self.steps), len(self.shown if self.labels is None else self.labels)}
+        optional = (self.shown if rows is None else rows for rows in (self.labels, self.names))
+        lengths = {len(self.sizes), len(self.steps), *map(len, optional)}
         if lengths != {len(self.shown)}:
-            raise InputError("federation", self.name, "as many sizes, steps and label counts as clients shown")
+            raise InputError("federation", self.name, "as many sizes, steps, labels and names as clients shown")
         if self.labels and len({len(row) for row in self.labels}) != 1:
             raise InputError("federation.labels", self.name, "as many classes for each client")
 
 
 def label_counts(federation: Federation, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Return how many samples of each class each of the clients holds, [clients, classes]; None without labels."""
+    """Return how many samples of each class each of the clients holds, [clients, classes]; None without labels.
+
+    Negative labels are padding and belong to no class.
+    """
     classes = federation.num_classes
     if classes is None or federation.targets.ndim != 1:
         return None
     labels = federation.targets.cpu().numpy()
-    return np.stack([np.bincount(labels[federation.samples_of(int(i))], minlength=classes) for i in clients])
+    own = (labels[federation.samples_of(int(i))] for i in clients)
+    return np.stack([np.bincount(found[found >= 0], minlength=classes) for found in own])
 
 
 def describe(federation: Federation, steps: npt.NDArray[np.int64]) -> Description:
@@ -89,4 +96,5 @@ def describe(federation: Federation, steps: npt.NDArray[np.int64]) -> Descriptio
         sizes=sizes[shown].tolist(),
         steps=steps[shown].tolist(),
         labels=None if counts is None else counts.tolist(),
+        names=[federation.name_of(int(i)) for i in shown] if federation.has_names else None,
     )

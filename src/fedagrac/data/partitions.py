@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -33,6 +33,7 @@ __all__ = [
     "Shards",
     "Shares",
     "StoredShares",
+    "held_out",
 ]
 
 
@@ -50,13 +51,20 @@ class Shares(Protocol):
 class StoredShares:
     """Shares stored as one flat array of sample numbers, 4 bytes each where they fit.
 
+    Attributes:
+        sizes: n_i, samples per client, [M].
+        names: the names of the clients, if the partition knows them.
+
     Examples:
         >>> shares = StoredShares([np.array([4, 7]), np.array([1])])
         >>> shares.sizes.tolist(), shares[0].tolist()
         ([2, 1], [4, 7])
     """
 
-    def __init__(self, pieces: Sequence[npt.NDArray[np.int64]]) -> None:
+    def __init__(
+        self, pieces: Sequence[npt.NDArray[np.int64]], names: Sequence[object] | npt.NDArray[Any] | None = None
+    ) -> None:
+        self.names = names
         self.sizes = np.array([len(piece) for piece in pieces], np.int64)
         self._offsets = np.concatenate([[0], np.cumsum(self.sizes)])
         flat = np.concatenate(list(pieces)) if len(pieces) else np.zeros(0, np.int64)
@@ -87,6 +95,17 @@ class Partition(ABC):
     @abstractmethod
     def split(self, labels: Labels, clients: int, seed: int) -> Shares:
         """Return the clients' shares."""
+
+
+def held_out(samples: int, share: float, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Draw the positions that are held out, the share's nearest number, and never all. Return them sorted.
+
+    Examples:
+        >>> len(held_out(10, 0.25, np.random.default_rng(0))), len(held_out(1, 0.9, np.random.default_rng(0)))
+        (3, 0)
+    """
+    number = min(int(share * samples + 0.5), samples - 1)
+    return np.sort(generator.permutation(samples)[:number])
 
 
 def _check(labels: Labels, clients: int) -> None:
@@ -280,7 +299,7 @@ class Resample(Partition):
 class Natural(Partition):
     """Take clients from a column of the data: one value per training sample, one client per value.
 
-    Clients are numbered in the sorted order of the values.
+    Clients are numbered in the sorted order of the values, and the values are their names.
 
     Examples:
         >>> shares = Natural(["ann", "bob", "ann"]).split(np.zeros(3, np.int64), clients=2, seed=0)
@@ -299,7 +318,7 @@ class Natural(Partition):
         if clients != len(kinds):
             raise InputError("clients", clients, f"the number of different values in the column, {len(kinds)}")
         order = np.argsort(owner, kind="stable")
-        return StoredShares(np.split(order, np.cumsum(np.bincount(owner))[:-1]))
+        return StoredShares(np.split(order, np.cumsum(np.bincount(owner))[:-1]), names=kinds)
 
 
 @dataclass(frozen=True, eq=False)

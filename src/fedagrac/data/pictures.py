@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from fedagrac.core.streams import Purpose, stream
+from fedagrac.errors import InputError, count, positive
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,7 +27,7 @@ class Images:
     """How stored bytes [n, C, H, W] become inputs: (byte / 255 - mean) / std per channel.
 
     Attributes:
-        mean, std: those of each channel, for bytes scaled to [0, 1].
+        mean, std: those of each channel, for bytes scaled to [0, 1]; a number for pictures of one channel.
         padding: training pictures are cropped at random out of a frame of this many pixels on every side, and half
             of them are flipped; 0 for no augmentation.
 
@@ -36,6 +39,16 @@ class Images:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     padding: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("mean", "std"):
+            value = getattr(self, field)
+            values = tuple(value) if isinstance(value, Iterable) else (value,)
+            above = 0.0 if field == "std" else -math.inf
+            object.__setattr__(self, field, tuple(positive(f"Images.{field}", v, above) for v in values))
+        if len(self.mean) != len(self.std):
+            raise InputError("Images.std", self.std, f"one number per channel, as in mean = {self.mean}")
+        count("Images.padding", self.padding, least=0)
 
     def __call__(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the normalised pictures."""

@@ -41,6 +41,8 @@ def plot_federation(federation: Federation) -> Figure:
     )
     if M <= 30:
         axes.set_xticks(range(M))
+    if M <= 30 and federation.has_names:
+        axes.set_xticklabels(federation.names, rotation=90)
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)
     return figure
