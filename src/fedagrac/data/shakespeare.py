@@ -79,7 +79,8 @@ PLAYS = {
 _DIRECTION = re.compile(r"[\[{][^\[\]{}]{0,1000}[\]}]")
 _BEGINNING = re.compile(r"(?:ACT|Act) (?:I|1|FIRST)\b|(?:THE )?PROLOGUE|INDUCTION")
 _SECTION = re.compile(
-    r"(?:ACT|Act) (?:[IVX]+|\d|FIRST|SECOND|THIRD|FOURTH|FIFTH)\b|(?:SCENE|Scene)\b|INDUCTION|DUMB SHOW|THE ORDER OF"
+    r"(?:ACT|Act) (?:[IVX]+|\d|FIRST|SECOND|THIRD|FOURTH|FIFTH)\b|(?:SCENE|Scene)\b"
+    r"|INDUCTION|DUMB SHOW|THE ORDER OF THE CORONATION"
 )
 _FRAME = re.compile(r"(?:THE )?(PROLOGUE|EPILOGUE)\.?")
 _LABEL = re.compile(r"\s+[A-Z]+\.?|[A-Z ]{4,}\.?")  # of a song or its stanzas, "THE END", a title
@@ -170,7 +171,7 @@ def encode(text: str) -> npt.NDArray[np.uint8]:
 
 def roles(folder: Path, least: int = 200) -> dict[str, str]:
     """Return the text of every role with at least so many characters, by names such as "MACBETH (Macbeth)"."""
-    texts = {}
+    texts: dict[str, str] = {}
     for file, title in PLAYS.items():
         path = folder / f"{file}_gut.txt"
         spoken = speeches(path.read_text("latin-1"))
@@ -181,15 +182,16 @@ def roles(folder: Path, least: int = 200) -> dict[str, str]:
 
 
 def speeches(play: str) -> dict[str, str]:
-    """Return what each role of a play says, its speeches joined and all white space made single spaces.
+    r"""Return what each role of a play says, its speeches joined and all white space made single spaces.
 
-    A speech is a paragraph whose first line is the heading of its speaker, and the paragraphs that follow up to the
-    next heading. Plays write headings as `KING HENRY.`, as `Ham.`, or (one play) as `THESEUS`; the way that matches
-    most often is the play's. Names that were found so are also headings without their full stop and in front of a
-    speech on the same line. Stage directions in brackets, and what several roles say together, are left out.
+    A speech is a paragraph whose first line is the heading of its speaker, and the paragraphs that follow up to
+    the next heading. Plays write headings as `KING HENRY.`, as `Ham.`, or (A Midsummer Night's Dream) as
+    `THESEUS`; the way that matches most often is the play's. Names that were found so are also headings without
+    their full stop and in front of a speech on the same line. Stage directions in brackets, and what several roles
+    say together, are left out.
 
     Examples:
-        >>> play = "ACT I.\\n\\nBEN.\\nWho's [to ANN] there?\\n\\nANN.\\nI.\\n\\n[Exit.]\\n\\nBEN.\\nCome\\nin."
+        >>> play = "ACT I.\n\nBEN.\nWho's [to ANN] there?\n\nANN.\nI.\n\n[Exit.]\n\nBEN.\nCome\nin."
         >>> speeches(play)
         {'BEN': "Who's there? Come in.", 'ANN': 'I.'}
     """

@@ -10,12 +10,27 @@ from torch import nn
 from fedagrac.errors import count, one_of, unknown
 from fedagrac.models.imports import Imports
 from fedagrac.models.networks import MOST_CLASSES, alexnet, cnn, vgg19
+from fedagrac.models.residual import resnet18, resnet20
+from fedagrac.models.sequences import CharGPT, CharLSTM
 from fedagrac.models.vector import VectorModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["REGISTRY", "Imports", "VectorModel", "alexnet", "build", "cnn", "logistic", "vgg19"]
+__all__ = [
+    "REGISTRY",
+    "CharGPT",
+    "CharLSTM",
+    "Imports",
+    "VectorModel",
+    "alexnet",
+    "build",
+    "cnn",
+    "logistic",
+    "resnet18",
+    "resnet20",
+    "vgg19",
+]
 
 
 def logistic(features: int = 123, classes: int = 2) -> nn.Module:
@@ -40,6 +55,10 @@ REGISTRY: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "alexnet": alexnet,
     "vgg19": vgg19,
+    "resnet18": resnet18,
+    "resnet20": resnet20,
+    "char-lstm": CharLSTM,
+    "char-gpt": CharGPT,
 }
 """All built-in models by name."""
 
