@@ -120,6 +120,8 @@ def shakespeare(
     count("stride", stride)
     count("test_stride", 1 if test_stride is None else test_stride)
     texts = roles(folder, least)
+    if not texts:
+        raise InputError("least", least, "at most the characters of the longest role")
     chosen = np.arange(len(texts))
     if clients is not None:
         if count("clients", clients) > len(texts):
