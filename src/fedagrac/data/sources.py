@@ -47,12 +47,16 @@ class Samples:
         train, test: inputs and labels.
         natural: the training samples of each client, if the data define them.
         images: how stored bytes become inputs, if the samples are pictures.
+        names: the names of the clients, if the data define them.
+        tests: the test samples of each client, if every client has its own.
     """
 
     train: Arrays
     test: Arrays
     natural: list[npt.NDArray[np.int64]] | None = None
     images: Images | None = None
+    names: tuple[str, ...] | None = None
+    tests: list[npt.NDArray[np.int64]] | None = None
 
 
 def a9a(folder: Path) -> Samples:

@@ -10,12 +10,28 @@ from torch import nn
 from fedagrac.errors import count, one_of, unknown
 from fedagrac.models.imports import Imports
 from fedagrac.models.networks import MOST_CLASSES, alexnet, cnn, vgg19
+from fedagrac.models.residual import resnet18, resnet20
+from fedagrac.models.sequences import CharGPT, CharLSTM
 from fedagrac.models.vector import VectorModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["REGISTRY", "Imports", "VectorModel", "alexnet", "build", "cnn", "logistic", "vgg19"]
+__all__ = [
+    "REGISTRY",
+    "CharGPT",
+    "CharLSTM",
+    "Imports",
+    "VectorModel",
+    "alexnet",
+    "build",
+    "cnn",
+    "logistic",
+    "resnet18",
+    "resnet20",
+    "sizes_of",
+    "vgg19",
+]
 
 
 def logistic(features: int = 123, classes: int = 2) -> nn.Module:
@@ -40,6 +56,10 @@ REGISTRY: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "alexnet": alexnet,
     "vgg19": vgg19,
+    "resnet18": resnet18,
+    "resnet20": resnet20,
+    "char-lstm": CharLSTM,
+    "char-gpt": CharGPT,
 }
 """All built-in models by name."""
 
@@ -59,8 +79,18 @@ def build(name: str, **sizes: Any) -> nn.Module:
     if isinstance(name, str) and ":" in name:
         return Imports(trusted=True).build(name, sizes)
     factory = REGISTRY[one_of("name", name, REGISTRY)]
-    accepted = list(inspect.signature(factory).parameters)
+    accepted = sizes_of(name)
     for key, value in sizes.items():
         if key not in accepted:
             raise unknown(f"{name}.{key}", value, accepted)
     return factory(**sizes)
+
+
+def sizes_of(name: str) -> list[str]:
+    """Return the names of the sizes of a built-in model; an import path has none that are known.
+
+    Examples:
+        >>> sizes_of("logistic"), sizes_of("my_module:factory")
+        (['features', 'classes'], [])
+    """
+    return list(inspect.signature(REGISTRY[name]).parameters) if name in REGISTRY else []
