@@ -1,6 +1,7 @@
 """Arrays that stay on disk: the right rows, few reads, no memory, and damaged files refused."""
 
 import copy
+import itertools
 import json
 import os
 import pickle
@@ -129,7 +130,7 @@ def test_the_next_batch_may_be_read_ahead_before_this_one_is_taken(pictures, rea
     array = DiskArray.open(pictures)
     batches = [np.array([i]) for i in range(0, 60, 2)]
     array.ahead(batches[0])
-    for this, following in zip(batches[:-1], batches[1:], strict=True):
+    for this, following in itertools.pairwise(batches):
         array.ahead(following)
         assert torch.equal(array.gather(this), torch.from_numpy(PICTURES[this]))
     array.gather(batches[-1])
@@ -325,7 +326,7 @@ del whole
 array = DiskArray.open({str(tmp_path / "big.npy")!r})
 array[:100]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for _, page in array.pages(): page.sum()
+for _, page in array.pages(): page[0]
 for rows in np.random.default_rng(0).permutation(25_000).reshape(-1, 100): array.gather(rows)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
