@@ -1,6 +1,7 @@
 """Arrays that stay on disk: the right rows, few reads, no memory, and damaged files refused."""
 
 import copy
+import itertools
 import json
 import os
 import pickle
@@ -123,6 +124,26 @@ def test_a_gather_ahead_is_read_in_another_thread_and_taken_once(pictures, monke
     assert set(readers[background:]) == {threading.main_thread()}
     array.ahead(rows)
     assert torch.equal(array.gather(np.array([1])), torch.from_numpy(PICTURES[[1]]))  # other rows: not those ahead
+
+
+def test_the_next_batch_may_be_read_ahead_before_this_one_is_taken(pictures, reads):
+    array = DiskArray.open(pictures)
+    batches = [np.array([i]) for i in range(0, 60, 2)]
+    array.ahead(batches[0])
+    for this, following in itertools.pairwise(batches):
+        array.ahead(following)
+        assert torch.equal(array.gather(this), torch.from_numpy(PICTURES[this]))
+    array.gather(batches[-1])
+    assert len(reads) == len(batches)  # nothing is read twice
+
+
+def test_rows_read_ahead_that_nobody_takes_are_forgotten(pictures, reads):
+    array = DiskArray.open(pictures)
+    for i in (0, 10, 20):
+        array.ahead(np.array([i]))
+    for i in (20, 10, 0):
+        assert torch.equal(array[i], torch.from_numpy(PICTURES[i]))
+    assert len(reads) == 4
 
 
 def test_what_fails_in_the_thread_is_raised_by_gather(pictures):
@@ -305,7 +326,7 @@ del whole
 array = DiskArray.open({str(tmp_path / "big.npy")!r})
 array[:100]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for _, page in array.pages(): page.sum()
+for _, page in array.pages(): page[0]
 for rows in np.random.default_rng(0).permutation(25_000).reshape(-1, 100): array.gather(rows)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """

@@ -104,7 +104,7 @@ class DiskArray:
         self.shape = torch.Size([int(self._starts[-1]), *row])
         self._row_bytes = math.prod(row) * stored.itemsize
         self._files = _Files()
-        self._pending: _Ahead | None = None
+        self._pending: list[_Ahead] = []
 
     @classmethod
     def open(cls, path: str | Path, finite: bool = False) -> DiskArray:
@@ -230,20 +230,18 @@ class DiskArray:
         Each row is read once, in the order of the file; neighbours are read together. If `ahead` was called with
         the same numbers, its result is returned.
         """
-        pending = self._pending
-        if pending is not None and np.array_equal(pending.rows, rows):
-            self._pending = None
-            return pending.result()
+        for pending in self._pending:
+            if np.array_equal(pending.rows, rows):
+                self._pending.remove(pending)
+                return pending.result()
         return self._read(np.asarray(rows, np.int64))
 
     def ahead(self, rows: Numbers) -> None:
-        """Start to read rows in a thread of its own; the next `gather` of the same numbers returns them.
+        """Start to read rows in the background; the next `gather` of the same numbers returns them.
 
-        A later call replaces an earlier one.
+        The last two calls count; rows of earlier calls that nobody gathered are forgotten.
         """
-        pending = self._pending
-        if pending is None or not np.array_equal(pending.rows, rows):
-            self._pending = _Ahead(self, np.array(rows, np.int64))
+        self._pending = [*self._pending[-1:], _Ahead(self, np.array(rows, np.int64))]
 
     def pages(self) -> Iterator[tuple[int, Tensor]]:
         """Yield all rows in pages of about 4 MB, each with the number of its first row."""
@@ -288,7 +286,7 @@ class DiskArray:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs: no thread, and files that it opens itself."""
-        return {**self.__dict__, "_pending": None}
+        return {**self.__dict__, "_pending": []}
 
 
 def mapped_file(array: npt.NDArray[Any]) -> np.memmap[Any, Any] | None:

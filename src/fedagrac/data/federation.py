@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["DATASETS", "ClientTests", "Federation", "Transform"]
 
 Transform = Callable[[Tree, torch.Generator], Tree]
-"""(the inputs of a client's batch, a generator keyed by seed, round and client) -> the inputs of the module."""
+"""(the stored inputs of a client's batch, a generator keyed by seed, round and client) -> inputs.
+
+Bytes of pictures are normalised afterwards.
+"""
 
 READERS = {"a9a": a9a, "fashion-mnist": fashion_mnist, "cifar10": cifar10}
 """The readers of the data sets that are read from files, by name."""
