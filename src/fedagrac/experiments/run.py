@@ -31,6 +31,7 @@ from fedagrac.experiments.build import (
     build_stop,
     section,
 )
+from fedagrac.experiments.clients import check_measurable, keeping_clients, train_alone
 from fedagrac.experiments.schema import Experiment, read_toml
 from fedagrac.imports import Imports, is_import_path, last_name
 from fedagrac.rounds.api import run_on
@@ -149,6 +150,8 @@ def prepare(
     _check_imports(experiment, imports)
     experiment.check_algorithms(imports)
     federation = build_federation(experiment.data.table, experiment.seed, data_dir, imports)
+    if experiment.per_client is not None:
+        check_measurable(federation)
     batch = experiment.data.samples or int(federation.sizes.max())
     count("data.batch_size", batch, most=max(num_samples(federation.inputs), LARGEST_BATCH))
     module = build_model(experiment.model.model_dump(), experiment.seed, federation, imports)
@@ -316,6 +319,8 @@ def _run_all(
             [run.callbacks for run in group],
             [run.checkpoint for run in group],
         )
+    if prepared.experiment.per_client is not None and ranks.rank == 0:
+        train_alone(prepared, out)
     checkpoint_bytes = sum(folder.checkpoint_bytes() for folder in folders) if ranks.rank == 0 else 0
     if checkpoint_bytes:
         log.info("checkpoints: %.3g MB on disk, the last two of each run", checkpoint_bytes / 1e6)
@@ -328,7 +333,7 @@ def _callbacks(
     """Return the callbacks of a run. Processes other than the first only write their part of checkpoints."""
     callbacks: list[Callback] = []
     if ranks.rank == 0:
-        callbacks.append(KeepRun(folder.path, entry.table))
+        callbacks.extend(keeping_clients(prepared, folder, KeepRun(folder.path, entry.table)))
     if prepared.experiment.checkpoint_every:
         callbacks.append(Checkpoints(folder, prepared.experiment.checkpoint_every))
     if progress is not None and ranks.rank == 0:
