@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch.nn import functional
+
 from fedagrac import models
 from fedagrac.algorithms import Algorithm, algorithm, build_imported
 from fedagrac.core.schedule import Piecewise
@@ -29,9 +31,11 @@ from fedagrac.rounds.stop import Stop
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedagrac.engines import Loss
     from fedagrac.rounds.evaluation import Metric
 
 __all__ = [
+    "LOSSES",
     "METRICS",
     "PARTITIONS",
     "STEPS",
@@ -40,6 +44,7 @@ __all__ = [
     "build_federation",
     "build_guard",
     "build_kind",
+    "build_loss",
     "build_metrics",
     "build_model",
     "build_participation",
@@ -55,6 +60,14 @@ Settings = Mapping[str, Any]
 
 KEYS = ("name", "clients", "partition", "batch_size", "sampling", "validation")
 """The keys of [data] that every data set has."""
+
+LOSSES: dict[str, Loss | None] = {
+    "cross-entropy": None,
+    "mse": functional.mse_loss,
+    "mae": functional.l1_loss,
+    "huber": functional.huber_loss,
+}
+"""The losses that an experiment file can name; None is what runs take by default."""
 
 METRICS: dict[str, Callable[[], Metric]] = {
     "top3": lambda: _metrics().top_k(3),
@@ -237,6 +250,15 @@ def _metrics() -> Any:
     from fedagrac.rounds import metrics  # type: ignore[attr-defined,unused-ignore]
 
     return metrics
+
+
+def build_loss(name: str) -> Loss | None:
+    """Return the loss by name; None for cross-entropy, the default of a run.
+
+    Examples:
+        >>> build_loss("cross-entropy")
+    """
+    return LOSSES[one_of("loss", name, LOSSES)]
 
 
 def build_metrics(names: Sequence[str]) -> dict[str, Metric]:

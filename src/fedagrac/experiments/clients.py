@@ -30,7 +30,7 @@ LOCAL_ONLY = "local_only.json"
 """The file in the experiment's folder with the results of clients that trained alone."""
 
 SHARED = (
-    "batch_size", "sampling", "weight_decay", "buffers", "seed", "engine", "compile", "device", "dtype",
+    "loss", "batch_size", "sampling", "weight_decay", "buffers", "seed", "engine", "compile", "device", "dtype",
     "precision",
 )  # fmt: skip
 """The options of a run that clients who train by themselves have, too."""
@@ -69,6 +69,8 @@ class _FineTune(Callback):
         if chosen is None or result.status == "diverged":
             return
         lr = self.prepared.experiment.lr if chosen.fine_tune_lr is None else chosen.fine_tune_lr
+        assert lr is not None  # checked with the experiment
+        assert chosen.fine_tune_steps is not None
         options = _options(self.prepared)
         self.columns = fine_tune(result, lr, chosen.fine_tune_steps, **options).columns()
 
@@ -95,6 +97,7 @@ def train_alone(prepared: Prepared, out: Path) -> None:
     chosen, path = experiment.per_client, out / LOCAL_ONLY
     if chosen is None or not chosen.local_only or path.exists():
         return
+    assert experiment.lr is not None  # checked with the experiment
     options = {**_options(prepared), "participation": setup.participation, "steps": prepared.steps}
     table = local_only(prepared.module, prepared.federation, experiment.lr, experiment.rounds, **options)
     write_atomically(path, json.dumps(table.columns(), allow_nan=False).encode() + b"\n")

@@ -25,6 +25,7 @@ from fedagrac.experiments.build import (
     build_algorithm,
     build_clock,
     build_guard,
+    build_loss,
     build_metrics,
     build_participation,
     build_partition,
@@ -154,6 +155,7 @@ class Experiment(StrictTable):
     device: StrictStr = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["float32", "tf32"] = "float32"
+    loss: StrictStr = "cross-entropy"
     buffers: Literal["average", "local", "frozen"] = "average"
     metrics: tuple[StrictStr, ...] = ()
     data: DataSettings = DataSettings()
@@ -196,6 +198,7 @@ class Experiment(StrictTable):
         build_clock(None if self.clock is None else self.clock.model_dump())
         build_participation(self.participation)
         build_guard(self.guard)
+        build_loss(self.loss)
         build_metrics(self.metrics)
         if self.target is not None:
             fraction("target", self.target)
