@@ -163,22 +163,31 @@ def test_an_own_algorithm_has_the_numbers_of_its_formula():
 
 
 @needs_client_tests
-def test_clients_are_fine_tuned_and_train_alone(capsys):
-    code, _, err = command("run", "speakers.toml", "--out", "out", capsys=capsys)
-    assert code == 0, err
-    tuned, alone = (
-        json.loads(Path(p).read_text()) for p in ("out/fedagrac/per_client.json", "out/local_only.json")
-    )
-    names = [f"speaker {i}" for i in range(6)]
-    assert tuned["name"] == alone["name"] == names
-    assert len(tuned["tuned_accuracy"]) == len(tuned["accuracy"]) == len(alone["loss"]) == 6
-    assert np.mean(tuned["tuned_loss"]) != np.mean(tuned["loss"])
-    lines = Path("out/fedagrac/history.jsonl").read_text().splitlines()
-    assert {"top3", "val_accuracy"} <= set(json.loads(lines[-1]))
-    before = Path("out/local_only.json").stat().st_mtime_ns
-    code, _, err = command("run", "speakers.toml", "--out", "out", "--resume", capsys=capsys)
-    assert code == 0, err
-    assert Path("out/local_only.json").stat().st_mtime_ns == before  # nothing is repeated
+def test_clients_are_fine_tuned_and_train_alone(folder):
+    prepared = prepare(Experiment.load("speakers.toml"))
+    (path,) = run_experiment(prepared, folder / "out")
+    fed, model, options = prepared.federation, prepared.module, prepared.options()
+    assert [int(n) for n in fed.validation.sizes] == [5, 6, 7, 8, 9, 10]
+    result = fg.simulate(model, fed, fg.FedaGrac(lr=0.1), **options)
+    tuned = fg.fine_tune(result, lr=0.05, steps=20, batch_size=20)
+    stored = json.loads((path / "per_client.json").read_text())
+    assert stored["name"] == [f"speaker {i}" for i in range(6)]
+    assert stored["loss"] == pytest.approx(result.per_client.loss.tolist(), rel=1e-5)
+    assert stored["tuned_loss"] == pytest.approx(tuned.loss.tolist(), rel=1e-5)
+    assert stored["tuned_accuracy"] == pytest.approx(tuned.accuracy.tolist())
+    alone = fg.local_only(model, fed, lr=0.1, rounds=10, steps=fg.Linear(2, 4))
+    before = (folder / "out" / "local_only.json").read_text()
+    assert json.loads(before)["loss"] == pytest.approx(alone.loss.tolist(), rel=1e-5)
+    assert {"top3", "val_accuracy"} <= set(read_run(path).history[-1])
+    run_experiment(prepared, folder / "out", resume=True)  # nothing is left to do
+    assert (folder / "out" / "local_only.json").read_text() == before
+
+
+@needs_client_tests
+def test_clients_without_test_sets_cannot_be_measured():
+    table = {**with_algorithm("fedavg"), "per_client": {"fine_tune_steps": 3}}
+    with pytest.raises(InputError, match="per_client = 'digits': expected data with a test set for each client"):
+        prepare(Experiment.of(table))
 
 
 # data

@@ -118,7 +118,7 @@ class Prepared:
     def described(self) -> dict[str, Any]:
         """Return the whole experiment with all defaults."""
         entries = [entry.table["algorithm"][0] for entry in self.entries]
-        return {**self.experiment.resolved(), "algorithm": entries}
+        return {**self.entries[0].table, "algorithm": entries}
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of `simulate` that all entries share."""
@@ -162,7 +162,10 @@ def prepare(
     if int(K.max()) * batch > MOST_DRAWN:
         accepted = f"at most {MOST_DRAWN // batch} local steps with batches of {batch} samples"
         raise InputError("steps", f"{K.max()} steps", accepted)
-    entries = _entries(experiment, imports, mean_steps=float(federation.weights @ K))
+    resolved = experiment.resolved()
+    if not is_import_path(experiment.data.name):
+        resolved["data"]["clients"] = federation.num_clients
+    entries = _entries(experiment, resolved, imports, mean_steps=float(federation.weights @ K))
     return Prepared(experiment, module, fleet, entries, imports)
 
 
@@ -202,10 +205,11 @@ def build_setup(experiment: Experiment, state_dir: Path | None = None) -> Setup:
     )
 
 
-def _entries(experiment: Experiment, imports: Imports, mean_steps: float) -> tuple[Entry, ...]:
+def _entries(
+    experiment: Experiment, resolved: dict[str, Any], imports: Imports, mean_steps: float
+) -> tuple[Entry, ...]:
     """Return the runs. A shared lr is multiplied by Kbar for an algorithm whose lr is that of a whole round."""
     entries = []
-    resolved = experiment.resolved()
     for index, settings in enumerate(experiment.algorithm):
         algorithm, note = settings.build(experiment.lr, imports), ""
         if algorithm.traits.lr == "round" and settings.lr is None:

@@ -56,7 +56,7 @@ class DataSettings(StrictTable):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: StrictStr = "digits"
-    clients: StrictInt = 20
+    clients: StrictInt | None = None
     partition: dict[str, Any] | None = None
     batch_size: StrictInt | Literal["full"] = 20
     sampling: Literal["replacement", "shuffle"] = "replacement"
@@ -64,14 +64,8 @@ class DataSettings(StrictTable):
 
     @property
     def table(self) -> dict[str, Any]:
-        """The settings of the federation: the name, the clients, the partition and the options of the data set.
-
-        The user's own function receives the number of clients only if the file gives one.
-        """
-        table = self.model_dump(exclude_none=True, exclude={"batch_size", "sampling"})
-        if is_import_path(self.name) and "clients" not in self.model_fields_set:
-            del table["clients"]
-        return table
+        """The settings of the federation: the name, the clients, the partition and the options of the data set."""
+        return self.model_dump(exclude_none=True, exclude={"batch_size", "sampling"})
 
     @property
     def samples(self) -> int | None:
@@ -235,15 +229,10 @@ class Experiment(StrictTable):
             raise InputError("lr", None, "a number above 0 at the top level, for per_client.local_only")
 
     def resolved(self) -> dict[str, Any]:
-        """Return the table of the experiment with all defaults, as the run folder stores it.
-
-        The defaults of the user's own functions and classes are not known here.
-        """
+        """Return the table of the experiment with all defaults that are known without data and imports."""
         table = self.model_dump(exclude_none=True)
         table["metrics"] = list(self.metrics)
         table["steps"] = with_defaults(self.steps, STEPS)
-        if "clients" not in self.data.table:
-            del table["data"]["clients"]
         if self.data.partition is not None:
             table["data"]["partition"] = with_defaults(self.data.partition, PARTITIONS)
         guard = build_guard(self.guard)
