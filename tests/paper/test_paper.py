@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedagrac.cli.app import main
 from fedagrac.data.locating import locate
@@ -329,6 +330,24 @@ def test_trials_that_differ_in_the_algorithm_alone_run_side_by_side(tmp_path):
     assert len(seen) == 4
     store = Records(tmp_path)
     assert [store.get("r", trial).outcome["together"] for trial in trials] == [3, 2, 3, 2, 3, 1, 1]
+
+
+def test_on_a_gpu_up_to_three_runs_of_alexnet_step_together_and_vgg_stays_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    asked = []
+
+    def run(group, deadline):
+        asked.append([one["algorithm"]["lr"] for one in group])
+        return [outcome(2, None) for _ in group]
+
+    trials = [
+        Trial(f"{model}{lr}", {"model": {"name": model}, "algorithm": {"lr": lr}})
+        for lr in range(5)
+        for model in ("alexnet", "vgg19")
+    ]
+    assert run_trials("r", trials, Records(tmp_path), run)
+    assert asked == [[0, 1, 2], [0], [1], [2], [3, 4], [3], [4]]
 
 
 @pytest.mark.skipif(locate("a9a") is None, reason="a9a is not here: fedagrac data fetch")

@@ -6,9 +6,10 @@ An algorithm is mathematics on vectors. Batches, devices, processes and files do
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedagrac.algorithms.base import Algorithm
+from fedagrac.algorithms.base import Algorithm, Traits
 from fedagrac.algorithms.fedagrac import NAMES, FedaGrac
 from fedagrac.algorithms.fedavg import FedAvg
 from fedagrac.algorithms.fedlin import FedLin
@@ -16,6 +17,7 @@ from fedagrac.algorithms.fednova import FedNova
 from fedagrac.algorithms.fedprox import FedProx
 from fedagrac.algorithms.scaffold import Scaffold
 from fedagrac.errors import InputError, one_of, unknown
+from fedagrac.imports import Imports, is_import_path
 
 __all__ = [
     "PAPER",
@@ -28,6 +30,8 @@ __all__ = [
     "FedaGrac",
     "Scaffold",
     "algorithm",
+    "build_imported",
+    "check_declared",
     "options_of",
 ]
 
@@ -48,29 +52,86 @@ REGISTRY: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
 """Every algorithm by name: its class, and the settings that the name fixes."""
 
 
-def options_of(name: str) -> dict[str, Any]:
-    """Return the settings of an algorithm besides lr, with their defaults.
+def options_of(name: str, imports: Imports | None = None) -> dict[str, Any]:
+    """Return the settings of an algorithm besides lr, with their defaults; None for one that must be given.
+
+    `imports` says which import paths may be followed; by default those of files in the current folder.
 
     Examples:
         >>> options_of("fedprox")
         {'mu': 0.1}
     """
+    if is_import_path(name):
+        parameters = (imports or Imports()).parameters(name)
+        return {key: value for key, value in parameters.items() if key != "lr"}
     cls, fixed = REGISTRY[one_of("name", name, REGISTRY)]
     return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in {"lr", *fixed}}
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:
-    """Make an algorithm by its registered name.
+    """Make an algorithm by its registered name, or one of your own as "module:Class".
+
+    An import path runs the code that it names, so use `build_imported` for paths from files that may not be
+    trusted.
 
     Examples:
         >>> algorithm("fedagrac-first", lr=0.01).transmit
         'first'
+        >>> algorithm("fedagrac.algorithms:FedProx", lr=0.01, mu=0.5)
+        FedProx(lr=0.01, mu=0.5)
     """
+    if is_import_path(name):
+        return build_imported(name, options, Imports(trusted=True))
     cls, fixed = REGISTRY[one_of("name", name, REGISTRY)]
-    accepted = ["lr", *options_of(name)]
+    _check_options(name, options, ["lr", *options_of(name)])
+    return cls(**fixed, **options)
+
+
+def build_imported(path: str, options: Mapping[str, Any], imports: Imports) -> Algorithm:
+    """Make an algorithm of the user's own: "module:factory" is a subclass of Algorithm, or a function.
+
+    Args:
+        path: the import path.
+        options: the arguments of the factory; it must take `lr`.
+        imports: the import paths that may be followed.
+    """
+    parameters = imports.parameters(path)
+    if "lr" not in parameters:
+        raise InputError("name", path, "a factory of Algorithm, which takes lr and its settings by name")
+    _check_options(path, options, parameters)
+    made: Algorithm = imports.build(path, options, Algorithm)
+    check_declared(made, path)
+    return made
+
+
+def _check_options(name: str, options: Mapping[str, Any], accepted: Iterable[str]) -> None:
+    """Check that an algorithm has these settings, and that lr is among them."""
     for key, value in options.items():
         if key not in accepted:
             raise unknown(f"{name}.{key}", value, accepted)
     if "lr" not in options:
         raise InputError(f"{name}.lr", None, "the local step size, a number above 0")
-    return cls(**fixed, **options)
+
+
+def check_declared(algorithm: Algorithm, field: str = "algorithm") -> None:
+    """Check what an algorithm declares about itself: its name and its traits.
+
+    Examples:
+        >>> check_declared(FedAvg(lr=0.1))
+    """
+    name, traits = algorithm.name, algorithm.traits
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{field}.name", name, "a text, as an attribute or a property")
+    if not isinstance(traits, Traits):
+        raise InputError(f"{field}.traits", traits, "fedagrac.Traits(...), as an attribute or a property")
+    for group in ("vectors", "sums", "rows"):
+        names = getattr(traits, group)
+        if not isinstance(names, tuple) or not all(isinstance(one, str) and one for one in names):
+            raise InputError(f"{field}.traits.{group}", names, 'a tuple of names, such as ("x",)')
+    vectors = traits.vectors + traits.sums
+    if "x" not in traits.vectors or len(set(vectors)) < len(vectors):
+        raise InputError(f"{field}.traits.vectors", vectors, 'different names, and "x" among the vectors')
+    for choice, accepted in (("start", ("nothing", "gradients")), ("lr", ("step", "round"))):
+        one_of(f"{field}.traits.{choice}", getattr(traits, choice), accepted)
+    if traits.exchanges not in (1, 2):
+        raise InputError(f"{field}.traits.exchanges", traits.exchanges, "1 or 2")

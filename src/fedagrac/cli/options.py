@@ -35,7 +35,7 @@ DataDir = Annotated[
     Path | None, typer.Option("--data-dir", metavar="DIR", help="Look for data files in DIR first.")
 ]
 TrustImports = Annotated[
-    bool, typer.Option("--trust-imports", help="Let model.name import any module, which runs its code.")
+    bool, typer.Option("--trust-imports", help="Let names import any module, which runs its code.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume what was interrupted in the folder --out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]

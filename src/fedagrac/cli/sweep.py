@@ -29,7 +29,7 @@ from fedagrac.errors import InputError, count, one_of
 
 if TYPE_CHECKING:
     from fedagrac.experiments.sweep import By, Choice, Sweep
-    from fedagrac.models import Imports
+    from fedagrac.imports import Imports
     from fedagrac.report import StoredRun
     from fedagrac.report.heatmaps import HeatMap
 
@@ -79,10 +79,11 @@ def sweep(
         one_of("--by", by, NAMES)
     computing.check_resumable(resume, out)
     computing.check_exists(experiment)
-    from fedagrac.models import Imports
+    from fedagrac.imports import Imports
 
     computing.start()
-    checked = _checked(experiment, settings, grid, seeds)
+    imports = Imports(experiment.parent, trust_imports)
+    checked = _checked(experiment, settings, grid, seeds, imports)
     judged = _judged(by, checked)
     if out is not None and not resume:
         computing.check_out(out)
@@ -92,20 +93,19 @@ def sweep(
             "--trust-imports": trust_imports, "--out": folder, "--resume": True,
         }  # fmt: skip
         with computing.advising(folder, ["fedagrac", "sweep", str(experiment), *as_words(options)]):
-            imports = Imports(experiment.parent, trust_imports)
             folders = _run(checked, folder, data_dir, imports, resume, as_json)
         _finish(_outcome(checked, folders, judged), checked, folder, as_json)
 
 
-def _checked(experiment: Path, settings: list[str] | None, grid: list[str], seeds: int) -> Sweep:
+def _checked(experiment: Path, settings: list[str] | None, grid: list[str], seeds: int, imports: Imports) -> Sweep:
     """Read an experiment file and check it, the grid, and every point of the grid."""
     from fedagrac.experiments.schema import Experiment
     from fedagrac.experiments.sweep import Sweep
 
     table = computing.experiment_table(experiment, settings)
     Experiment.of(table)  # an error in the file names its own key, even if that is called like an option
-    with naming_options(grid="--grid", set="--set"):
-        return Sweep.of(table, grid, seeds)
+    with naming_options(grid="--grid", set="--set", trusted="--trust-imports"):
+        return Sweep.of(table, grid, seeds, imports)
 
 
 def _run(

@@ -8,25 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch.nn import functional
+
 from fedagrac import models
-from fedagrac.algorithms import Algorithm, algorithm
+from fedagrac.algorithms import Algorithm, algorithm, build_imported
 from fedagrac.core.schedule import Piecewise
 from fedagrac.core.streams import first_weights
 from fedagrac.data import DATASETS, IID, Dirichlet, Federation, Partition, Resample, Shards
-from fedagrac.errors import InputError, one_of, positive, unknown
+from fedagrac.errors import InputError, fraction, nearest, one_of, positive, unknown
 from fedagrac.heterogeneity import STEP_SCHEDULES as STEPS
 from fedagrac.heterogeneity import Clock, DeviceProfile, Participation, StepSchedule
+from fedagrac.imports import Imports, is_import_path
 from fedagrac.rounds.guard import Guard
 from fedagrac.rounds.stop import Stop
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedagrac.engines import Loss
+    from fedagrac.rounds.evaluation import Metric
+
 __all__ = [
+    "LOSSES",
+    "METRICS",
     "PARTITIONS",
     "STEPS",
     "build_algorithm",
@@ -34,6 +44,8 @@ __all__ = [
     "build_federation",
     "build_guard",
     "build_kind",
+    "build_loss",
+    "build_metrics",
     "build_model",
     "build_participation",
     "build_partition",
@@ -45,6 +57,29 @@ __all__ = [
 
 T = TypeVar("T")
 Settings = Mapping[str, Any]
+
+KEYS = ("name", "clients", "partition", "batch_size", "sampling", "validation")
+"""The keys of [data] that every data set has."""
+
+LOSSES: dict[str, Loss | None] = {
+    "cross-entropy": None,
+    "mse": functional.mse_loss,
+    "mae": functional.l1_loss,
+    "huber": functional.huber_loss,
+}
+"""The losses that an experiment file can name; None is what runs take by default."""
+
+METRICS: dict[str, Callable[[], Metric]] = {
+    "top3": lambda: _metrics().top_k(3),
+    "top5": lambda: _metrics().top_k(5),
+    "top10": lambda: _metrics().top_k(10),
+    "perplexity": lambda: _metrics().perplexity(),
+    "mse": lambda: _metrics().mse,
+    "mae": lambda: _metrics().mae,
+    "rmse": lambda: _metrics().rmse,
+    "r2": lambda: _metrics().r2,
+}
+"""The metrics that an experiment file can name."""
 
 PARTITIONS: dict[str, type[Partition]] = {
     "dirichlet": Dirichlet,
@@ -104,19 +139,45 @@ def build_partition(settings: Settings | None) -> Partition | None:
         return build_kind(settings, PARTITIONS)
 
 
-def build_federation(settings: Settings, seed: int, data_dir: str | Path | None = None) -> Federation:
+def build_federation(
+    settings: Settings, seed: int, data_dir: str | Path | None = None, imports: Imports | None = None
+) -> Federation:
     """Load a data set and split it among clients.
 
     Args:
-        settings: name, clients, partition, and the options of the data set.
+        settings: the name of a data set or an import path, clients, partition, the share held out for validation,
+            and the options of the data set or the arguments of the user's function.
         seed: the seed of the partition.
         data_dir: the folder to search first for data files.
+        imports: the import paths that are allowed; by default those of files in the current folder.
     """
-    options = {key: value for key, value in settings.items() if key not in ("name", "clients", "partition")}
-    partition = build_partition(settings.get("partition"))
+    options = dict(settings)
+    name, share = options.pop("name"), options.pop("validation", None)
+    if "partition" in options:
+        options["partition"] = build_partition(options["partition"])
     with section("data"):
-        one_of("name", settings["name"], DATASETS)
-        return Federation.load(settings["name"], settings["clients"], partition, seed, data_dir, **options)
+        if is_import_path(name):
+            offered = {"seed": seed, "data_dir": data_dir}
+            federation: Federation = (imports or Imports()).build(name, options, Federation, offered)
+        else:
+            federation = _load(name, {**options, "seed": seed, "data_dir": data_dir})
+        if share is None:
+            return federation
+        held_out = fraction("validation", share)
+        return federation.split_validation(held_out, seed=seed)  # type: ignore[attr-defined,no-any-return,unused-ignore]
+
+
+def _load(name: str, options: Settings) -> Federation:
+    """Load a built-in data set. The error for an unknown option suggests a key of [data], too."""
+    one_of("name", name, DATASETS)
+    try:
+        return Federation.load(name, **options)
+    except InputError as error:
+        option = error.field.removeprefix(f"{name}.")
+        if option == error.field:
+            raise
+        accepted = error.accepted if "did you mean" in error.accepted else error.accepted + nearest(option, KEYS)
+        raise InputError(error.field, error.value, accepted) from None
 
 
 def build_steps(settings: Settings) -> StepSchedule:
@@ -125,14 +186,20 @@ def build_steps(settings: Settings) -> StepSchedule:
         return build_kind(settings, STEPS)
 
 
-def build_algorithm(settings: Settings) -> Algorithm:
-    """Make the algorithm from a table with its name, its lr and its settings."""
+def build_algorithm(settings: Settings, imports: Imports | None = None) -> Algorithm:
+    """Make the algorithm from a table with its name or import path, its lr and its settings.
+
+    `imports` says which import paths are allowed; by default those of files in the current folder.
+    """
     options = dict(settings)
     if isinstance(options.get("calibration"), dict):
         options["calibration"] = _piecewise(options["calibration"])
     if "lr" in options:
         options["lr"] = positive("lr", options["lr"])
-    return algorithm(options.pop("name"), **options)
+    name = options.pop("name")
+    if is_import_path(name):
+        return build_imported(name, options, imports or Imports())
+    return algorithm(name, **options)
 
 
 def _piecewise(settings: Settings) -> Piecewise:
@@ -179,8 +246,37 @@ def build_guard(settings: Settings | None) -> Guard | None:
         return _construct(Guard, settings)
 
 
+def _metrics() -> Any:
+    from fedagrac.rounds import metrics  # type: ignore[attr-defined,unused-ignore]
+
+    return metrics
+
+
+def build_loss(name: str) -> Loss | None:
+    """Return the loss by name; None for cross-entropy, the default of a run.
+
+    Examples:
+        >>> build_loss("cross-entropy")
+    """
+    return LOSSES[one_of("loss", name, LOSSES)]
+
+
+def build_metrics(names: Sequence[str]) -> dict[str, Metric]:
+    """Return the metrics by name.
+
+    Examples:
+        >>> build_metrics([])
+        {}
+    """
+    for name in names:
+        one_of("metrics", name, METRICS)
+    if len(set(names)) < len(names):
+        raise InputError("metrics", list(names), "each metric once")
+    return {name: METRICS[name]() for name in names}
+
+
 def build_model(
-    settings: Settings, seed: int, federation: Federation | None = None, imports: models.Imports | None = None
+    settings: Settings, seed: int, federation: Federation | None = None, imports: Imports | None = None
 ) -> nn.Module:
     """Build a module with random weights.
 
@@ -193,13 +289,21 @@ def build_model(
     sizes = {key: value for key, value in settings.items() if key != "name"}
     name = settings["name"]
     with section("model"):
-        if federation is not None and name == "logistic":
-            features = federation.inputs[0].numel()
-            if sizes.setdefault("features", features) != features:  # checked before a layer of any size is made
-                raise InputError("features", sizes["features"], f"{features}, the numbers of a sample of the data")
         if federation is not None and name in models.REGISTRY:
-            sizes.setdefault("classes", max(2, federation.num_classes or 2))
+            _complete(sizes, name, federation)
         with first_weights(seed):
-            if ":" in name:
-                return (imports or models.Imports()).build(name, sizes)
+            if is_import_path(name):
+                return (imports or Imports()).build(name, sizes)
             return models.build(name, **sizes)
+
+
+def _complete(sizes: dict[str, Any], name: str, federation: Federation) -> None:
+    """Add the sizes of a built-in model that follow from the data: features and classes."""
+    accepted = inspect.signature(models.REGISTRY[name]).parameters
+    inputs = federation.inputs
+    if "features" in accepted and not isinstance(inputs, dict | tuple | list):
+        features = math.prod(inputs.shape[1:])
+        if sizes.setdefault("features", features) != features:  # checked before a layer of any size is made
+            raise InputError("features", sizes["features"], f"{features}, the numbers of a sample of the data")
+    if "classes" in accepted:
+        sizes.setdefault("classes", max(2, federation.num_classes or 2))

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 from fedagrac.errors import InputError, nearest
+from fedagrac.imports import last_name
 from fedagrac.parsing import DEEPEST, ParseError, parse_toml
 
 __all__ = ["apply_settings"]
@@ -46,13 +47,19 @@ def _targets(table: dict[str, Any], parts: list[str], setting: str) -> list[dict
         if parts[1].isdecimal():
             chosen = [entry for i, entry in enumerate(entries) if str(i) == parts[1]]
         else:
-            chosen = [entry for entry in entries if parts[1] in (entry.get("name"), entry.get("label"))]
-        names = [str(entry.get("label", entry.get("name"))) for entry in entries]
+            chosen = [entry for entry in entries if parts[1] in _names(entry)]
+        names = [str(entry.get("label", last_name(str(entry.get("name"))))) for entry in entries]
         if not chosen:
             accepted = f"algorithm.NAME.key with one of {', '.join(names)}{nearest(parts[1], names)}"
             raise InputError("set", setting, accepted)
         return [_descend(entry, parts[2:-1], setting) for entry in chosen]
     return [_descend(table, parts[:-1], setting)]
+
+
+def _names(entry: dict[str, Any]) -> list[Any]:
+    """Return what selects an algorithm: its name, also without the module of an import path, and its label."""
+    name = entry.get("name")
+    return [name, last_name(str(name)), entry.get("label")]
 
 
 def _descend(table: dict[str, Any], parts: list[str], setting: str) -> dict[str, Any]:

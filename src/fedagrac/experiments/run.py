@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedagrac import models
+from fedagrac.algorithms import options_of
 from fedagrac.callbacks.checkpoints import Checkpoints
 from fedagrac.callbacks.run_folder import KeepRun
 from fedagrac.data.describe import describe
+from fedagrac.data.trees import num_samples
 from fedagrac.engines import Ranks, current_ranks
 from fedagrac.engines.workload import SMALL
 from fedagrac.errors import InputError, count
@@ -23,13 +24,17 @@ from fedagrac.experiments.build import (
     build_clock,
     build_federation,
     build_guard,
+    build_loss,
+    build_metrics,
     build_model,
     build_participation,
     build_steps,
     build_stop,
     section,
 )
+from fedagrac.experiments.clients import check_measurable, keeping_clients, train_alone
 from fedagrac.experiments.schema import Experiment, read_toml
+from fedagrac.imports import Imports, is_import_path, last_name
 from fedagrac.rounds.api import run_on
 from fedagrac.rounds.callback import Callback
 from fedagrac.rounds.fleet import Simulated
@@ -57,6 +62,10 @@ LARGEST_BATCH = 10_000
 
 MOST_DRAWN = 2**28
 """The most samples that a client may draw in a round. They are drawn at once and take 2 GiB at this size."""
+
+
+PLAIN = (str, bool, int, float)
+"""The types of defaults that an experiment file can hold."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +103,7 @@ class Prepared:
     module: nn.Module
     fleet: Simulated
     entries: tuple[Entry, ...]
-    imports: models.Imports
+    imports: Imports
 
     @property
     def federation(self) -> Federation:
@@ -109,7 +118,7 @@ class Prepared:
     def described(self) -> dict[str, Any]:
         """Return the whole experiment with all defaults."""
         entries = [entry.table["algorithm"][0] for entry in self.entries]
-        return {**self.experiment.resolved(), "algorithm": entries}
+        return {**self.entries[0].table, "algorithm": entries}
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of `simulate` that all entries share."""
@@ -121,7 +130,7 @@ class Prepared:
 def prepare(
     experiment: Experiment,
     data_dir: str | Path | None = None,
-    imports: models.Imports | None = None,
+    imports: Imports | None = None,
     state_dir: Path | None = None,
 ) -> Prepared:
     """Load the data, and build and check the model, the clients and the algorithms.
@@ -129,7 +138,8 @@ def prepare(
     Args:
         experiment: the experiment to prepare.
         data_dir: the folder to search first for data files.
-        imports: the import paths that model.name may be; by default those of files in the current folder.
+        imports: the import paths that names of models, data and algorithms may be; by default those of files in
+            the current folder.
         state_dir: the folder for files with the clients' state; None to keep it in memory.
 
     Examples:
@@ -137,13 +147,14 @@ def prepare(
         >>> prepared.federation.num_clients, len(prepared.entries)
         (20, 9)
     """
-    imports = imports or models.Imports()
-    with section("model"):
-        if ":" in experiment.model.name:
-            imports.check(experiment.model.name)
-    federation = build_federation(experiment.data.table, experiment.seed, data_dir)
+    imports = imports or Imports()
+    _check_imports(experiment, imports)
+    experiment.check_algorithms(imports)
+    federation = build_federation(experiment.data.table, experiment.seed, data_dir, imports)
+    if experiment.per_client is not None:
+        check_measurable(federation)
     batch = experiment.data.samples or int(federation.sizes.max())
-    count("data.batch_size", batch, most=max(len(federation.inputs), LARGEST_BATCH))
+    count("data.batch_size", batch, most=max(num_samples(federation.inputs), LARGEST_BATCH))
     module = build_model(experiment.model.model_dump(), experiment.seed, federation, imports)
     module = module.to(getattr(torch, experiment.dtype))
     fleet = Simulated.of(module, federation, build_setup(experiment, state_dir))
@@ -151,21 +162,36 @@ def prepare(
     if int(K.max()) * batch > MOST_DRAWN:
         accepted = f"at most {MOST_DRAWN // batch} local steps with batches of {batch} samples"
         raise InputError("steps", f"{K.max()} steps", accepted)
-    entries = _entries(experiment, mean_steps=float(federation.weights @ K))
+    resolved = experiment.resolved()
+    if not is_import_path(experiment.data.name):
+        resolved["data"]["clients"] = federation.num_clients
+    entries = _entries(experiment, resolved, imports, mean_steps=float(federation.weights @ K))
     return Prepared(experiment, module, fleet, entries, imports)
+
+
+def _check_imports(experiment: Experiment, imports: Imports) -> None:
+    """Refuse import paths that may not be followed, before any of them is."""
+    named = {"model": experiment.model.name, "data": experiment.data.name}
+    named |= {f"algorithm[{i}]": entry.name for i, entry in enumerate(experiment.algorithm)}
+    for table, name in named.items():
+        if is_import_path(name):
+            with section(table):
+                imports.check(name)
 
 
 def build_setup(experiment: Experiment, state_dir: Path | None = None) -> Setup:
     """Return the options that all runs of an experiment share."""
-    return Setup(
+    buffers = {} if experiment.buffers == "average" else {"buffers": experiment.buffers}
+    return Setup.of(
         rounds=experiment.rounds,
         steps=build_steps(experiment.steps),
         batch_size=experiment.data.samples,
+        loss=build_loss(experiment.loss),
         sampling=experiment.data.sampling,
         participation=build_participation(experiment.participation),
         weight_decay=float(experiment.weight_decay),
         seed=experiment.seed,
-        engine=experiment.engine,  # type: ignore[arg-type]  # checked by Setup
+        engine=experiment.engine,
         compile=experiment.compile,
         device=experiment.device,
         precision=experiment.precision,
@@ -173,21 +199,28 @@ def build_setup(experiment: Experiment, state_dir: Path | None = None) -> Setup:
         stop=build_stop(experiment.stop.model_dump()),
         clock=build_clock(None if experiment.clock is None else experiment.clock.model_dump()),
         guard=build_guard(experiment.guard),
+        metrics=build_metrics(experiment.metrics) or None,
         state_dir=state_dir,
+        **buffers,
     )
 
 
-def _entries(experiment: Experiment, mean_steps: float) -> tuple[Entry, ...]:
+def _entries(
+    experiment: Experiment, resolved: dict[str, Any], imports: Imports, mean_steps: float
+) -> tuple[Entry, ...]:
     """Return the runs. A shared lr is multiplied by Kbar for an algorithm whose lr is that of a whole round."""
     entries = []
-    resolved = experiment.resolved()
     for index, settings in enumerate(experiment.algorithm):
-        algorithm, note = settings.build(experiment.lr), ""
+        algorithm, note = settings.build(experiment.lr, imports), ""
         if algorithm.traits.lr == "round" and settings.lr is None:
             note = f"lr {algorithm.lr:g} x Kbar {mean_steps:.1f}, because this algorithm divides its steps by K_i"
             algorithm = dataclasses.replace(algorithm, lr=algorithm.lr * mean_steps)
-        label = settings.label or algorithm.name
-        table = {**resolved["algorithm"][index], "lr": algorithm.lr, "label": label}
+        label, defaults = settings.label or algorithm.name, {}
+        if is_import_path(settings.name):
+            label = settings.label or last_name(settings.name)
+            options = options_of(settings.name, imports)
+            defaults = {key: value for key, value in options.items() if isinstance(value, PLAIN)}
+        table = {**defaults, **resolved["algorithm"][index], "lr": algorithm.lr, "label": label}
         entries.append(Entry(label, settings.folder, algorithm, note, {**resolved, "algorithm": [table]}))
     return tuple(entries)
 
@@ -292,6 +325,8 @@ def _run_all(
             [run.callbacks for run in group],
             [run.checkpoint for run in group],
         )
+    if prepared.experiment.per_client is not None and ranks.rank == 0:
+        train_alone(prepared, out)
     checkpoint_bytes = sum(folder.checkpoint_bytes() for folder in folders) if ranks.rank == 0 else 0
     if checkpoint_bytes:
         log.info("checkpoints: %.3g MB on disk, the last two of each run", checkpoint_bytes / 1e6)
@@ -304,7 +339,7 @@ def _callbacks(
     """Return the callbacks of a run. Processes other than the first only write their part of checkpoints."""
     callbacks: list[Callback] = []
     if ranks.rank == 0:
-        callbacks.append(KeepRun(folder.path, entry.table))
+        callbacks.extend(keeping_clients(prepared, folder, KeepRun(folder.path, entry.table)))
     if prepared.experiment.checkpoint_every:
         callbacks.append(Checkpoints(folder, prepared.experiment.checkpoint_every))
     if progress is not None and ranks.rank == 0:

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedagrac.algorithms import Algorithm, options_of
@@ -25,6 +25,8 @@ from fedagrac.experiments.build import (
     build_algorithm,
     build_clock,
     build_guard,
+    build_loss,
+    build_metrics,
     build_participation,
     build_partition,
     build_steps,
@@ -32,6 +34,7 @@ from fedagrac.experiments.build import (
     section,
     with_defaults,
 )
+from fedagrac.imports import Imports, is_import_path, last_name
 from fedagrac.parsing import ParseError, parse_toml
 
 __all__ = ["AlgorithmSettings", "DataSettings", "Experiment", "default_table", "read_toml"]
@@ -49,15 +52,15 @@ class StrictTable(BaseModel):
 
 
 class DataSettings(StrictTable):
-    """[data]: the data set, and how it is split among clients."""
+    """[data]: the data set or the user's own function, and how it is split. The other keys are its options."""
 
+    model_config = ConfigDict(extra="allow", frozen=True)
     name: StrictStr = "digits"
-    clients: StrictInt = 20
+    clients: StrictInt | None = None
     partition: dict[str, Any] | None = None
     batch_size: StrictInt | Literal["full"] = 20
     sampling: Literal["replacement", "shuffle"] = "replacement"
-    alpha: Number | None = None
-    beta: Number | None = None
+    validation: Number | None = None
 
     @property
     def table(self) -> dict[str, Any]:
@@ -88,14 +91,14 @@ class AlgorithmSettings(StrictTable):
     @property
     def folder(self) -> str:
         """The name of the run folder."""
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.label or self.name).strip("-.") or "run"
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.label or last_name(self.name)).strip("-.") or "run"
 
-    def build(self, shared_lr: float | None = None) -> Algorithm:
+    def build(self, shared_lr: float | None = None, imports: Imports | None = None) -> Algorithm:
         """Make the algorithm, with the shared lr if the table has none."""
         table = self.model_dump(exclude_none=True, exclude={"label"})
         if "lr" not in table and shared_lr is not None:
             table["lr"] = shared_lr
-        return build_algorithm(table)
+        return build_algorithm(table, imports)
 
 
 class ClockSettings(StrictTable):
@@ -114,6 +117,14 @@ class StopSettings(StrictTable):
     accuracy: Number | None = None
     sim_time: Number | None = None
     bytes: StrictInt | None = None
+
+
+class PerClientSettings(StrictTable):
+    """[per_client]: what is measured for each client after the runs."""
+
+    fine_tune_steps: StrictInt | None = Field(None, ge=1)
+    fine_tune_lr: Number | None = Field(None, gt=0)
+    local_only: StrictBool = False
 
 
 class Experiment(StrictTable):
@@ -138,6 +149,9 @@ class Experiment(StrictTable):
     device: StrictStr = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["float32", "tf32"] = "float32"
+    loss: StrictStr = "cross-entropy"
+    buffers: Literal["average", "local", "frozen"] = "average"
+    metrics: tuple[StrictStr, ...] = ()
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     steps: dict[str, Any]
@@ -145,15 +159,19 @@ class Experiment(StrictTable):
     stop: StopSettings = StopSettings()
     clock: ClockSettings | None = None
     guard: dict[str, Any] | None = None
+    per_client: PerClientSettings | None = None
 
     @classmethod
-    def of(cls, table: dict[str, Any]) -> Experiment:
-        """Check a table. Return the experiment."""
+    def of(cls, table: dict[str, Any], imports: Imports | None = None) -> Experiment:
+        """Check a table. Return the experiment.
+
+        With `imports`, the algorithms that are import paths are imported and checked, too.
+        """
         try:
             experiment = cls.model_validate(table)
         except ValidationError as error:
             raise _readable(error.errors()[0]) from None
-        experiment.check()
+        experiment.check(imports)
         return experiment
 
     @classmethod
@@ -166,7 +184,7 @@ class Experiment(StrictTable):
         """Return the default experiment: every algorithm on digits."""
         return cls.of(default_table())
 
-    def check(self) -> None:
+    def check(self, imports: Imports | None = None) -> None:
         """Check the settings by building everything that can be built without data."""
         build_partition(self.data.partition)
         build_steps(self.steps)
@@ -174,31 +192,56 @@ class Experiment(StrictTable):
         build_clock(None if self.clock is None else self.clock.model_dump())
         build_participation(self.participation)
         build_guard(self.guard)
+        build_loss(self.loss)
+        build_metrics(self.metrics)
         if self.target is not None:
             fraction("target", self.target)
+        if self.data.validation is not None:
+            fraction("data.validation", self.data.validation)
+        self._check_per_client()
+        self.check_algorithms(imports)
+
+    def check_algorithms(self, imports: Imports | None = None) -> None:
+        """Check the algorithms by building them; those that are import paths only with `imports`."""
         folders: set[str] = set()
         for i, entry in enumerate(self.algorithm):
             with section(f"algorithm[{i}]"):
                 if entry.lr is None and self.lr is None:
                     raise InputError("lr", None, "a number above 0, here or for all algorithms at the top level")
-                entry.build(self.lr)
+                if imports is not None or not is_import_path(entry.name):
+                    entry.build(self.lr, imports)
                 if entry.folder in folders:
                     accepted = 'another label: an earlier algorithm has this folder (set label = "...")'
                     raise InputError("label", entry.label or entry.name, accepted)
                 folders.add(entry.folder)
 
+    def _check_per_client(self) -> None:
+        """Check that the step size of what is measured for each client is known."""
+        chosen = self.per_client
+        if chosen is None:
+            return
+        if chosen.fine_tune_steps is None and not chosen.local_only:
+            accepted = "fine_tune_steps, the steps that each client trains the final model, or local_only = true"
+            raise InputError("per_client", chosen.model_dump(exclude_none=True), accepted)
+        if chosen.fine_tune_steps is not None and chosen.fine_tune_lr is None and self.lr is None:
+            raise InputError("per_client.fine_tune_lr", None, "a number above 0, or lr at the top level")
+        if chosen.local_only and self.lr is None:
+            raise InputError("lr", None, "a number above 0 at the top level, for per_client.local_only")
+
     def resolved(self) -> dict[str, Any]:
-        """Return the table of the experiment with all defaults, as the run folder stores it."""
+        """Return the table of the experiment with all defaults that are known without data and imports."""
         table = self.model_dump(exclude_none=True)
+        table["metrics"] = list(self.metrics)
         table["steps"] = with_defaults(self.steps, STEPS)
         if self.data.partition is not None:
             table["data"]["partition"] = with_defaults(self.data.partition, PARTITIONS)
         guard = build_guard(self.guard)
         if guard is not None:
             table["guard"] = dataclasses.asdict(guard)
-        table["algorithm"] = [
-            {**options_of(entry.name), **entry.model_dump(exclude_none=True)} for entry in self.algorithm
-        ]
+        table["algorithm"] = []
+        for entry in self.algorithm:
+            defaults = {} if is_import_path(entry.name) else options_of(entry.name)
+            table["algorithm"].append({**defaults, **entry.model_dump(exclude_none=True)})
         return table
 
 
@@ -231,7 +274,7 @@ def _readable(error: ErrorDetails) -> InputError:
     if error["type"] == "extra_forbidden":
         known = list(Experiment.model_fields)
         if len(error["loc"]) > 1:
-            tables: dict[str, type[StrictTable]] = {"data": DataSettings, "clock": ClockSettings}
+            tables: dict[str, type[StrictTable]] = {"clock": ClockSettings, "per_client": PerClientSettings}
             known = list(tables.get(str(error["loc"][0]), StopSettings).model_fields)
         return unknown(path, value, known)
     if error["type"] == "missing":

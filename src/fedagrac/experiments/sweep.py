@@ -18,13 +18,13 @@ from fedagrac.algorithms import options_of
 from fedagrac.errors import InputError, nearest, one_of
 from fedagrac.experiments.run import check_free, prepare, run_experiment
 from fedagrac.experiments.schema import Experiment
+from fedagrac.imports import Imports, last_name
 from fedagrac.parsing import ParseError, parse_toml
 from fedagrac.rounds.record import over_seeds
 from fedagrac.storage.claims import claimed
 
 if TYPE_CHECKING:
     from fedagrac.callbacks.progress import Progress
-    from fedagrac.models import Imports
 
 __all__ = ["Axis", "By", "Choice", "Point", "Sweep", "best_choices", "choices_of", "read_axes", "run_sweep"]
 
@@ -58,10 +58,11 @@ class Point:
         return " ".join(f"{key}={value}" for key, value in self.setting.items()) or "as given"
 
 
-def read_axes(table: Mapping[str, Any], grid: Sequence[str]) -> list[Axis]:
+def read_axes(table: Mapping[str, Any], grid: Sequence[str], imports: Imports | None = None) -> list[Axis]:
     """Return the axes of a grid, one for each text.
 
     `algorithm.KEY=VALUE,VALUE` varies every algorithm that has the setting, `algorithm.NAME.KEY=VALUE,VALUE` one.
+    `imports` says which import paths are allowed; by default those of files in the current folder.
 
     Examples:
         >>> table = {"algorithm": [{"name": "fedavg"}, {"name": "fedprox"}]}
@@ -78,14 +79,15 @@ def read_axes(table: Mapping[str, Any], grid: Sequence[str]) -> list[Axis]:
             )
             raise InputError("grid", text, f"{accepted} (`set` changes what all runs share)")
         entries = list(table.get("algorithm", []))
-        names = [str(entry.get("label", entry.get("name"))) for entry in entries]
+        names = [_name(entry) for entry in entries]
         candidates = range(len(entries))
         if len(parts) == 3:
             one_of("grid", parts[1], names)
             candidates = range(names.index(parts[1]), names.index(parts[1]) + 1)
-        varied = tuple(i for i in candidates if parts[-1] in _options(entries[i]))
+        options = {i: ["lr", *options_of(str(entries[i].get("name")), imports)] for i in candidates}
+        varied = tuple(i for i in candidates if parts[-1] in options[i])
         if not varied:
-            known = sorted({option for i in candidates for option in _options(entries[i])})
+            known = sorted({option for i in candidates for option in options[i]})
             raise InputError("grid", text, f"one of {', '.join(known)}{nearest(parts[-1], known)}")
         axis = Axis(parts[-1], tuple(_values(text, values)), varied)
         for earlier in axes:
@@ -95,9 +97,9 @@ def read_axes(table: Mapping[str, Any], grid: Sequence[str]) -> list[Axis]:
     return axes
 
 
-def _options(entry: Mapping[str, Any]) -> list[str]:
-    """Return the settings that an algorithm has."""
-    return ["lr", *options_of(str(entry.get("name")))]
+def _name(entry: Mapping[str, Any]) -> str:
+    """Return the label of an algorithm, or else its name without the module of an import path."""
+    return str(entry.get("label", last_name(str(entry.get("name")))))
 
 
 def _values(text: str, values: str) -> list[Any]:
@@ -122,7 +124,7 @@ def points_of(table: Mapping[str, Any], axes: Sequence[Axis]) -> list[Point]:
     points = []
     for i, entry in enumerate(table["algorithm"]):
         varied = [axis for axis in axes if i in axis.entries]
-        name = str(entry.get("label", entry.get("name")))
+        name = _name(entry)
         for values in itertools.product(*[axis.values for axis in varied]):
             setting = {axis.key: value for axis, value in zip(varied, values, strict=True)}
             words = [name, *[f"{key}={value}" for key, value in setting.items()]]
@@ -140,14 +142,20 @@ class Sweep:
     experiments: tuple[Experiment, ...]
 
     @classmethod
-    def of(cls, table: Mapping[str, Any], grid: Sequence[str], seeds: int) -> Sweep:
-        """Check the experiment, the grid, and every point of the grid. Return the sweep."""
-        first = Experiment.of(dict(table))
-        points = points_of(table, read_axes(table, grid))
+    def of(
+        cls, table: Mapping[str, Any], grid: Sequence[str], seeds: int, imports: Imports | None = None
+    ) -> Sweep:
+        """Check the experiment, the grid, and every point of the grid. Return the sweep.
+
+        `imports` says which import paths are allowed; by default those of files in the current folder.
+        """
+        imports = imports or Imports()
+        first = Experiment.of(dict(table), imports)
+        points = points_of(table, read_axes(table, grid, imports))
         experiments = []
         for seed in range(first.seed, first.seed + seeds):
             with_points = {**copy.deepcopy(dict(table)), "seed": seed, "algorithm": [p.entry for p in points]}
-            experiments.append(Experiment.of(with_points))
+            experiments.append(Experiment.of(with_points, imports))
         return cls(table, tuple(points), tuple(experiments))
 
 

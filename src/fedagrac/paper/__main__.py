@@ -46,12 +46,14 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--only", default="", help="run trials whose name contains this")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--time-budget", type=float, metavar="SECONDS")
+    parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="resume here what the budget has cut off")
     options = parser.parse_args(arguments)
     recipe, store = RECIPES[options.recipe], Records(options.out)
     if recipe.run is not None:
         trials = [trial for trial in recipe.trials(options.scale) if options.only in trial.name]
         run_group = functools.partial(recipe.run, data_dir=options.data_dir)
-        run_trials(recipe.name, trials, store, run_group, options.time_budget, show)
+        budget, checkpoints = options.time_budget, options.checkpoints
+        run_trials(recipe.name, trials, store, run_group, budget, show, checkpoints=checkpoints)
     table = recipe.table(records_of(recipe, options.scale, store), options.scale)
     print(" | ".join(table.columns), *[" | ".join(row) for row in table.rows], sep="\n")
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
+import logging
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,12 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedagrac.callbacks import Callback
+from fedagrac.errors import InputError
 from fedagrac.experiments.build import build_algorithm, build_federation, build_model, build_steps
+from fedagrac.files import make_folder
+from fedagrac.paper.records import key_of
 from fedagrac.rounds.api import run_on
 from fedagrac.rounds.fleet import Simulated
 from fedagrac.rounds.setup import Setup
 from fedagrac.rounds.stop import Stop
+from fedagrac.storage.checkpoints import CheckpointError
 from fedagrac.storage.environment import environment
+from fedagrac.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +32,8 @@ if TYPE_CHECKING:
     from fedagrac.data.federation import Federation
     from fedagrac.paper.records import Records, Trial, TrialRecord
     from fedagrac.rounds.loop import Run
-    from fedagrac.rounds.record import History, RoundRecord
+    from fedagrac.rounds.record import History, RoundRecord, SimulationResult
+    from fedagrac.storage.checkpoints import Checkpoint
 
 __all__ = [
     "Deadline",
@@ -38,27 +47,85 @@ __all__ = [
     "smoothed",
 ]
 
+log = logging.getLogger("fedagrac")
+
 RunGroup = Callable[[Sequence[dict[str, Any]], "Deadline"], list[dict[str, Any]]]
 """How settings that belong together are run: an outcome for each, which says whether it is "finished"."""
 
-SIDE_BY_SIDE = ("logistic", "cnn")
-"""Models so small that a grid of runs costs little more than one."""
+SIDE_BY_SIDE = {"logistic": 1000, "cnn": 1000, "alexnet": 3}
+"""The most runs of a model that step side by side: a grid of a small model costs little more than one run.
+
+AlexNet gains on a GPU alone, and nothing beyond three runs of 20 clients; VGG-19 gains nowhere.
+"""
 
 
 class Deadline(Callback):
-    """Ends a run when the time is up; before that, says that another round is done."""
+    """Ends a run when the time is up; before that, says that another round is done.
 
-    def __init__(self, at: float | None, seen: Callable[[], None] = lambda: None) -> None:
+    It is the last callback of a run, so that a run which ends anyway does not count as cut off.
+
+    Attributes:
+        at: when the time is up, on the monotonic clock; None for never.
+        seen: called after every round.
+        folder: where a run that is cut off or interrupted leaves its history and a checkpoint; None for nowhere.
+        passed: whether it has cut a run off.
+    """
+
+    def __init__(
+        self, at: float | None, seen: Callable[[], None] = lambda: None, folder: Path | None = None
+    ) -> None:
         self.at = at
         self.seen = seen
+        self.folder = folder
         self.passed = False
+        self._group = self
+        self._judged: tuple[int, bool] = 0, False
+
+    def of_run(self, settings: dict[str, Any]) -> Deadline:
+        """Return the deadline of one run of a group, with a folder of its own."""
+        own = Deadline(self.at, self.seen, None if self.folder is None else self.folder / key_of(settings))
+        own._group = self
+        return own
+
+    def late(self, round: int) -> bool:
+        """Return whether the time is up, the same for all runs of a group: they are cut off after one round."""
+        if self._judged[0] != round:
+            self._judged = round, self.at is not None and time.monotonic() > self.at
+        return self._judged[1]
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Return what an earlier call has left of the run, or None if the run has to start again."""
+        if self.folder is None:
+            return None
+        try:
+            return RunFolder(self.folder).last_checkpoint()
+        except CheckpointError as error:
+            log.warning("%s; the run starts again", error)
+            return None
 
     def on_round(self, run: Run, record: RoundRecord) -> None:
         """Look at the clock."""
         self.seen()
-        if self.at is not None and time.monotonic() > self.at:
+        last = run.stopped is not None or record.round == run.rounds
+        if self._group.late(record.round) and not last:
             self.passed = True
             run.stop("the time budget is spent")
+
+    def on_interrupt(self, run: Run) -> None:
+        """Keep the run as it is."""
+        if self.folder is not None and run.history:
+            folder = RunFolder(self.folder)
+            make_folder(folder.path)
+            folder.write_history(run.history)
+            folder.write_checkpoint(run.checkpoint(), run.ranks)
+
+    def on_end(self, run: Run, result: SimulationResult) -> None:
+        """Keep a run that was cut off; remove what was kept of one that has ended."""
+        self.passed = self.passed and result.status != "diverged"
+        if self.passed:
+            self.on_interrupt(run)
+        elif self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def smoothed(curve: Sequence[float], window: int) -> list[float]:
@@ -118,11 +185,12 @@ def run_trials(
     time_budget: float | None = None,
     show: Callable[[list[Trial], list[TrialRecord]], None] = lambda trials, records: None,
     seen: Callable[[], None] = lambda: None,
+    checkpoints: Path | None = None,
 ) -> bool:
     """Run every trial that has no finished record, and return whether all have one now.
 
-    Trials of a small model that differ in the algorithm alone run side by side. A run that the budget cuts off is
-    recorded as unfinished; it begins anew in a later call.
+    Trials of a model in SIDE_BY_SIDE that differ in the algorithm alone run side by side. A run that the budget
+    cuts off is recorded as unfinished. A later call resumes it from its checkpoint, or starts it again.
 
     Args:
         recipe: whose records are written.
@@ -133,40 +201,68 @@ def run_trials(
         show: called with the trials that were recorded before, then with every group when it begins (without
             records) and when it ends (with them).
         seen: called after every round.
+        checkpoints: where simulations that are cut off leave their checkpoints, each in a folder named by the key
+            of its settings, until they have ended; None to start them again. Needs safetensors.
     """
+    if checkpoints is not None and importlib.util.find_spec("safetensors") is None:
+        raise InputError("checkpoints", str(checkpoints), "safetensors to be installed")
     end = None if time_budget is None else time.monotonic() + time_budget
     before = [(trial, store.get(recipe, trial)) for trial in trials]
     done = [(trial, record) for trial, record in before if record is not None and record.finished]
     show([trial for trial, _ in done], [record for _, record in done])
     complete = True
-    for group in _groups(trial for trial, record in before if record is None or not record.finished):
+    pending = [trial for trial, record in before if record is None or not record.finished]
+    for group in _groups(pending, checkpoints):
         if end is not None and time.monotonic() > end:
             return False
         show(group, [])
+        resumed = [_rounds_kept(trial, checkpoints) > 0 for trial in group]
         begun = time.monotonic()
-        outcomes = run([trial.settings for trial in group], Deadline(end, seen))
-        shared = {"seconds": round(time.monotonic() - begun, 1), "together": len(group)}
+        outcomes = run([trial.settings for trial in group], Deadline(end, seen, checkpoints))
+        seconds = time.monotonic() - begun
         written = []
-        for trial, outcome in zip(group, outcomes, strict=True):
+        for trial, outcome, was_resumed in zip(group, outcomes, resumed, strict=True):
             kept = store.get(recipe, trial)
             if kept is None or outcome["finished"] or outcome["rounds"] > kept.outcome["rounds"]:
+                earlier = kept.outcome.get("seconds", 0.0) if kept is not None and was_resumed else 0.0
+                shared = {"seconds": round(earlier + seconds, 1), "together": len(group)}
                 kept = store.put(recipe, trial, {**outcome, **shared}, environment(_device()))
             written.append(kept)
-            complete = complete and outcome["finished"]
+        complete = complete and all(outcome["finished"] for outcome in outcomes)
         show(group, written)
     return complete
 
 
-def _groups(trials: Iterable[Trial]) -> list[list[Trial]]:
-    """Return the trials that run side by side, in the order of the first of each group."""
-    groups: dict[str, list[Trial]] = {}
+def _groups(trials: Iterable[Trial], checkpoints: Path | None) -> list[list[Trial]]:
+    """Return the trials that run side by side from the same round, in the order of the first of each group."""
+    groups: list[list[Trial]] = []
+    open_groups: dict[str, list[Trial]] = {}
     for trial in trials:
-        small = trial.settings.get("model", {}).get("name") in SIDE_BY_SIDE
-        shared = (
-            {key: value for key, value in trial.settings.items() if key != "algorithm"} if small else trial.key
-        )
-        groups.setdefault(json.dumps(shared, sort_keys=True), []).append(trial)
-    return list(groups.values())
+        shared = {key: value for key, value in trial.settings.items() if key != "algorithm"}
+        alike = json.dumps([shared, _rounds_kept(trial, checkpoints)], sort_keys=True)
+        most = _most_together(trial.settings.get("model", {}).get("name"))
+        if len(open_groups.get(alike, range(most))) == most:
+            open_groups[alike] = []
+            groups.append(open_groups[alike])
+        open_groups[alike].append(trial)
+    return groups
+
+
+def _rounds_kept(trial: Trial, checkpoints: Path | None) -> int:
+    """Return the number of rounds that an earlier call has left of a trial."""
+    if checkpoints is None:
+        return 0
+    try:
+        return len(RunFolder(checkpoints / trial.key).history.read_bytes().splitlines())
+    except OSError:
+        return 0
+
+
+def _most_together(model: str | None) -> int:
+    """Return how many runs of a model step side by side on this machine."""
+    if model == "alexnet" and not torch.cuda.is_available():
+        return 1
+    return SIDE_BY_SIDE.get(str(model), 1)
 
 
 def _device() -> torch.device:
@@ -199,19 +295,29 @@ def _fleet(settings: str, data_dir: Path | None) -> Simulated:
 def run_simulations(
     group: Sequence[dict[str, Any]], deadline: Deadline, data_dir: Path | None = None
 ) -> list[dict[str, Any]]:
-    """Run simulations from plain settings that differ in the algorithm alone; return what records keep of them."""
+    """Run simulations from plain settings that differ in the algorithm alone; return what records keep of them.
+
+    Those that the same engine has brought to the same round run side by side.
+    """
     shared = {key: value for key, value in group[0].items() if key != "algorithm"}
-    deadlines = [Deadline(deadline.at, deadline.seen) for _ in group]
-    results = run_on(
-        _fleet(json.dumps(shared, sort_keys=True), data_dir),
-        [build_algorithm(settings["algorithm"]) for settings in group],
-        [[own, *_stops(shared)] for own in deadlines],
-        [None] * len(group),
-    )
+    fleet = _fleet(json.dumps(shared, sort_keys=True), data_dir)
+    deadlines = [deadline.of_run(settings) for settings in group]
+    resume = [own.checkpoint() for own in deadlines]
+    places = [None if checkpoint is None else (checkpoint.round, checkpoint.facts.engine) for checkpoint in resume]
+    results: dict[int, SimulationResult] = {}
+    for place in dict.fromkeys(places):
+        runs = [i for i in range(len(group)) if places[i] == place]
+        ended = run_on(
+            fleet,
+            [build_algorithm(group[i]["algorithm"]) for i in runs],
+            [[*_stops(shared), deadlines[i]] for i in runs],
+            [resume[i] for i in runs],
+        )
+        results |= dict(zip(runs, ended, strict=True))
     target, window = shared.get("target"), shared.get("smooth", 1)
     return [
-        {**outcome_of(result.history, result.status, target, window), "finished": not own.passed}
-        for result, own in zip(results, deadlines, strict=True)
+        {**outcome_of(results[i].history, results[i].status, target, window), "finished": not own.passed}
+        for i, own in enumerate(deadlines)
     ]
 
 

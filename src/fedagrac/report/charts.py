@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedagrac.algorithms import REGISTRY, algorithm
-from fedagrac.report.style import Look, look_of
+from fedagrac.report.style import LOOKS, Look, look_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,8 +113,9 @@ def series_of(runs: Sequence[StoredRun]) -> list[Series]:
     result: list[Series] = []
     used: Counter[str] = Counter()
     for label, group in zip(_labels([g[0] for g in groups.values()]), groups.values(), strict=True):
-        result.append(Series(label, tuple(group), look_of(group[0].algorithm, used[group[0].algorithm])))
-        used[group[0].algorithm] += 1
+        name = group[0].algorithm if group[0].algorithm in LOOKS else "other"  # others share one colour
+        result.append(Series(label, tuple(group), look_of(name, used[name])))
+        used[name] += 1
     return result
 
 
