@@ -9,7 +9,8 @@ import fedagrac as fg
 from fedagrac.engines import Workload
 from fedagrac.engines.lanes.pools import TilingPools
 from fedagrac.models.vector import VectorModel
-from fedagrac.rounds.evaluation import CHUNKS, evaluate
+from fedagrac.rounds.evaluation import evaluate
+from fedagrac.rounds.measurement import CHUNKS
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 9, 7), (2, 4, 8, 8), (1, 1, 2, 5)])
