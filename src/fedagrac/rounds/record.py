@@ -202,7 +202,7 @@ class History(list[RoundRecord]):
         Args:
             name: the field.
             smallest: whether the smallest value is the best. By default it is that of fields whose name ends in
-                loss, error, mse, mae, rmse or perplexity.
+                loss, error, mse, mae, rmse or perplexity, or in one of these and _mean.
 
         Examples:
             >>> history = History([EXAMPLE, {**EXAMPLE, "round": 2, "test_accuracy": 0.6, "test_loss": 0.5}])
@@ -211,7 +211,7 @@ class History(list[RoundRecord]):
         """
         values = [value for value in self.column(name) if value is not None]
         if smallest is None:
-            smallest = name.lower().endswith(SMALLEST)
+            smallest = name.lower().removesuffix("_mean").endswith(SMALLEST)
         return (min if smallest else max)(values, default=None)
 
     def last(self, name: str = "test_accuracy") -> float | None:
