@@ -1,6 +1,7 @@
 """Clients one by one: their results, the summary, fine-tuning, and the Local-only baseline."""
 
 import dataclasses
+import functools
 import inspect
 import json
 import re
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, mse_loss, nll_loss
 
 import fedagrac as fg
 from fedagrac.callbacks.run_folder import KeepRun
@@ -201,6 +202,36 @@ def test_every_client_is_measured_on_its_own_test_set(chunk, separate, monkeypat
     else:
         output = result.model()(torch.zeros(2, 4, dtype=torch.float64)).detach()
         assert last["test_loss"] == pytest.approx(float(cross_entropy(output, torch.tensor([0, 1]))), rel=1e-12)
+
+
+class Doubled(nn.CrossEntropyLoss):
+    """A loss that is not what its base is."""
+
+    def forward(self, output, target):
+        return 2 * super().forward(output, target)
+
+
+WEIGHT = torch.tensor([1.0, 5.0, 0.5], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        cross_entropy,
+        nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.2),
+        nn.CrossEntropyLoss(ignore_index=1),
+        functools.partial(cross_entropy, weight=WEIGHT),
+        functools.partial(nll_loss, ignore_index=0),
+        Doubled(),
+        lambda output, target: (output.softmax(1)[:, 0] - target).square().mean(),
+    ],
+)
+def test_the_loss_of_a_client_is_the_loss_of_its_own_samples(loss):
+    fed, model = problem(6)
+    table = fg.simulate(model, fed, fg.FedAvg(lr=1e-9), rounds=1, loss=loss).per_client
+    with torch.no_grad():
+        expected = [float(loss(model(X), y)) for X, y in (own_test(fed, i) for i in range(6))]
+    np.testing.assert_allclose(table.loss, expected, rtol=1e-6)
 
 
 def test_measures_of_clients_are_columns_of_the_history_and_of_the_run_folder(tmp_path):

@@ -59,6 +59,7 @@ class LossFacts:
         ignore_index: the target of positions that do not count; None if all count.
         weight: the weight of each class in the mean; None for equal ones.
         from_torch: whether it is a loss of torch, whose classes are dimension 1 of the output.
+        terms: the loss of each position, of which the mean is taken; None if only the mean is known.
 
     Examples:
         >>> LossFacts.of(functools.partial(cross_entropy, ignore_index=0)).ignore_index
@@ -71,16 +72,28 @@ class LossFacts:
     ignore_index: int | None = None
     weight: Tensor | None = None
     from_torch: bool = False
+    terms: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @classmethod
     def of(cls, loss: Any) -> LossFacts:
         """Return the facts of a loss: cross-entropy, NLL, a partial of these, their modules, or any other."""
-        if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
-            return cls(loss.ignore_index, loss.weight, from_torch=True)
-        function, options = (loss.func, loss.keywords) if isinstance(loss, functools.partial) else (loss, {})
-        if function in (cross_entropy, nll_loss):
-            return cls(options.get("ignore_index", -100), options.get("weight"), from_torch=True)
-        return cls()
+        function: Any = loss
+        options: dict[str, Any] = {}
+        known = True
+        if isinstance(loss, functools.partial):
+            function, options, known = loss.func, loss.keywords, not loss.args
+        elif isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+            function = cross_entropy if isinstance(loss, nn.CrossEntropyLoss) else nll_loss
+            options = {name: getattr(loss, name) for name in ("ignore_index", "weight", "reduction")}
+            if isinstance(loss, nn.CrossEntropyLoss):
+                options["label_smoothing"] = loss.label_smoothing
+            known = type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss)  # another class may compute something else
+        if function not in (cross_entropy, nll_loss):
+            return cls()
+        terms = None
+        if known and options.get("reduction", "mean") == "mean":
+            terms = functools.partial(function, **{**options, "reduction": "none"})
+        return cls(options.get("ignore_index", -100), options.get("weight"), from_torch=True, terms=terms)
 
     def masses(self, target: Any) -> Tensor | None:
         """Return how much each sample weighs in the mean of the loss, [n]; None if all weigh the same."""
@@ -179,8 +192,8 @@ def outputs(workload: Workload, inputs: Any) -> Any:
 def measure(workload: Workload, samples: Samples, keep: bool = False) -> Measurement:
     """Run the bound module over samples, and return the sums of each group.
 
-    The module runs once over each chunk; the loss is taken of each group's part of the output. A part without a
-    position that counts is left out.
+    The module runs once over each chunk. The loss is taken of each group's part of the output; of a loss of torch,
+    in one call for all groups. A part without a position that counts is left out.
 
     Args:
         workload: the problem.
@@ -198,18 +211,38 @@ def measure(workload: Workload, samples: Samples, keep: bool = False) -> Measure
         inputs, targets = samples.load(start, stop)
         output = outputs(workload, inputs)
         inside = ends[np.searchsorted(ends, start, "right") : np.searchsorted(ends, stop, "left")]
-        pieces = np.unique([start, *inside, stop])
-        for a, b in itertools.pairwise(pieces.tolist()):
-            whole = b - a == stop - start
-            cut = functools.partial(_cut, start=a - start, stop=b - start, of=stop - start)
-            part = (output, targets) if whole else map_leaves(cut, (output, targets))
-            losses.append(workload.loss(*part).detach().double().reshape(()))
-        cuts += pieces[1:].tolist()
+        pieces = np.unique([start, *inside, stop]) - start
         masses.append(facts.masses(targets))
+        losses.append(_piece_losses(workload.loss, facts.terms, output, targets, masses[-1], pieces))
+        cuts += (start + pieces[1:]).tolist()
         scores.append(facts.scores(output, targets))
         if keep:
             kept.append((output, targets))
     return _summed(samples.sizes, losses, np.array(cuts), masses, scores, kept)
+
+
+def _piece_losses(
+    loss: Callable[[Any, Any], Tensor],
+    terms: Callable[[Tensor, Tensor], Tensor] | None,
+    output: Any,
+    targets: Any,
+    masses: Tensor | None,
+    cuts: npt.NDArray[np.int64],
+) -> Tensor:
+    """Return the mean loss of each piece of a chunk, which is cut into pieces at `cuts`."""
+    if len(cuts) > 2 and terms is not None and masses is not None:  # one call, however many pieces
+        sizes = torch.from_numpy(np.diff(cuts)).to(masses.device)
+        piece = torch.repeat_interleave(torch.arange(len(sizes), device=masses.device), sizes)
+        sums = torch.zeros(2, len(sizes), dtype=torch.float64, device=masses.device)
+        losses = _by_sample(terms(output, targets).double())
+        sums.index_add_(1, piece, torch.stack([losses, masses]))
+        return sums[0] / sums[1]
+    means = []
+    for a, b in itertools.pairwise(cuts.tolist()):
+        cut = functools.partial(_cut, start=a, stop=b, of=int(cuts[-1]))
+        part = (output, targets) if len(cuts) == 2 else map_leaves(cut, (output, targets))
+        means.append(loss(*part).detach().double().reshape(1))
+    return torch.cat(means)
 
 
 def _cut(leaf: Any, start: int, stop: int, of: int) -> Any:
@@ -245,7 +278,7 @@ def _summed(
     known = [mass for mass in masses if mass is not None]
     weighs = torch.cat(known).cpu().numpy() if known else np.ones(int(ends[-1]))
     part_masses = np.diff(np.concatenate([[0.0], np.cumsum(weighs)])[cuts])
-    part_losses = torch.stack(losses).cpu().numpy() if losses else np.zeros(0)
+    part_losses = torch.cat(losses).cpu().numpy() if losses else np.zeros(0)
     group_losses = np.zeros(len(sizes))
     counts = part_masses > 0
     groups = np.searchsorted(ends, cuts[:-1], "right")[counts]
