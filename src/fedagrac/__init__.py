@@ -59,10 +59,14 @@ if TYPE_CHECKING:
     from fedagrac.heterogeneity import Participation as Participation
     from fedagrac.heterogeneity import StepSchedule as StepSchedule
     from fedagrac.heterogeneity import Uniform as Uniform
+    from fedagrac.rounds import metrics as metrics
     from fedagrac.rounds.api import simulate as simulate
     from fedagrac.rounds.api import simulate_many as simulate_many
     from fedagrac.rounds.guard import Guard as Guard
     from fedagrac.rounds.loop import Run as Run
+    from fedagrac.rounds.per_client import PerClient as PerClient
+    from fedagrac.rounds.personal import fine_tune as fine_tune
+    from fedagrac.rounds.personal import local_only as local_only
     from fedagrac.rounds.record import History as History
     from fedagrac.rounds.record import RoundRecord as RoundRecord
     from fedagrac.rounds.record import SimulationResult as SimulationResult
@@ -86,6 +90,8 @@ _NAMES = {
     "fedagrac.rounds.api": "simulate simulate_many",
     "fedagrac.rounds.guard": "Guard",
     "fedagrac.rounds.loop": "Run",
+    "fedagrac.rounds.per_client": "PerClient",
+    "fedagrac.rounds.personal": "fine_tune local_only",
     "fedagrac.rounds.record": "History RoundRecord SimulationResult",
     "fedagrac.rounds.setup": "Setup",
     "fedagrac.rounds.stop": "Stop",
@@ -93,7 +99,11 @@ _NAMES = {
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _ROOMS = ("algorithms", "callbacks", "core", "data", "engines", "errors", "heterogeneity", "rounds", "theory")
-_MODULES = {"models": "fedagrac.models", "schedule": "fedagrac.core.schedule"}
+_MODULES = {
+    "metrics": "fedagrac.rounds.metrics",
+    "models": "fedagrac.models",
+    "schedule": "fedagrac.core.schedule",
+}
 
 __all__ = sorted([*_HOMES, *_MODULES])  # noqa: PLE0605
 

@@ -21,6 +21,8 @@ __all__ = ["KeepRun"]
 class KeepRun(Callback):
     """Write experiment.toml, environment.json, history.jsonl, status.json and model.safetensors.
 
+    If clients have test sets, per_client.json holds the results of each.
+
     Attributes:
         folder: the run folder, which is made when the run starts.
         experiment: the fully resolved experiment, with this run's algorithm only.
@@ -41,7 +43,9 @@ class KeepRun(Callback):
         self.folder.append_round(record)
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
-        """Write the final model and how the run ended."""
+        """Write the results of each client, the final model, and how the run ended."""
+        if result.per_client is not None:
+            self.folder.write_per_client(result.per_client.columns())
         rounds = len(result.history)
         tensors = {**result.params, **result.buffers}
         self.folder.write_end(tensors, result.status, result.reason, rounds, result.divergence)

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 
 from fedagrac.files import make_folder, write_atomically
 from fedagrac.report.charts import charts_of
+from fedagrac.report.clients import strips_of
 from fedagrac.report.page import render_page
-from fedagrac.report.pictures import plot_chart, plot_costs, plot_curves, plot_label_counts, plot_steps, save
+from fedagrac.report.pictures import (
+    plot_chart,
+    plot_clients,
+    plot_costs,
+    plot_curves,
+    plot_label_counts,
+    plot_steps,
+    save,
+)
 from fedagrac.report.summary import summarise
 
 if TYPE_CHECKING:
@@ -33,6 +42,8 @@ def write_report(runs: Sequence[StoredRun], folder: Path) -> Path:
         save(plot_costs(runs), folder / "costs")
     for chart in charts:
         save(plot_chart(chart, runs), figures / chart.key)
+    if strips_of(runs):
+        save(plot_clients(runs), figures / "clients")
     federations = {repr(run.federation): run.federation for run in runs if run.federation is not None}
     for number, federation in enumerate(federations.values(), start=1):
         suffix = f"-{number}" if len(federations) > 1 else ""

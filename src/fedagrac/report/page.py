@@ -25,14 +25,17 @@ from fedagrac.report.charts import (
     series_of,
     target_of,
 )
+from fedagrac.report.clients import client_rows, strip_range, strips_of
 from fedagrac.report.style import SHADE
 from fedagrac.report.summary import full_columns, summarise, table_cells
+from fedagrac.rounds.per_client import STATISTICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedagrac.data.describe import Description
     from fedagrac.report.charts import Chart, Curve, Series
+    from fedagrac.report.clients import Strip
     from fedagrac.report.style import Look
     from fedagrac.storage.runs import StoredRun
 
@@ -55,6 +58,8 @@ def render_page(runs: Sequence[StoredRun]) -> str:
     series, charts, rows = series_of(runs), charts_of(runs), summarise(runs)
     curves = [_chart_figure(chart, series, target_of(runs)) for chart in charts]
     federations = _federations(runs)
+    strips = strips_of(runs)
+    clients = [_strip_figure(strip, strip_range(strips), f"clients-{i}") for i, strip in enumerate(strips)]
     columns = full_columns(rows)
     names = [row["run"] for row in rows]
     looks = {run.folder: line.look for line in series for run in line.runs}
@@ -71,12 +76,18 @@ def render_page(runs: Sequence[StoredRun]) -> str:
         seeds=any(len(line.runs) > 1 for line in series),
         thinned=any(len(run.history) > MOST_POINTS for run in runs),
         curves=curves,
+        clients=clients,
+        client_rows=client_rows(runs),
+        client_columns=[name.replace("_", " ") for name in STATISTICS],
+        client_field=strips[0].field if strips else "accuracy",
+        clients_hidden=any(len(strip.places) < strip.clients for strip in strips),
+        fine_tuned=any(strip.after is not None for strip in strips),
         federations=federations,
         settings=_compare(names, [_flat(_settings(run)) for run in runs]),
         environment=_compare(names, [_flat(run.environment) for run in runs]),
         citations=_citations(runs),
         version=__version__,
-        figures=[*curves, *(figure for _, _, figures in federations for figure in figures)],
+        figures=[*curves, *clients, *(figure for _, _, figures in federations for figure in figures)],
         style=_file("page.css"),
         library=library,
         script=script,
@@ -195,6 +206,49 @@ def _traces(chart: Chart, series: Series, points: Curve, group: str) -> list[dic
         }
     )
     return traces
+
+
+def _strip_figure(strip: Strip, ends: tuple[float, float], key: str) -> PlotlyFigure:
+    """Return one dot per client, slowest first, with a line at the mean of each group by speed."""
+    unit = " %" if strip.field == "accuracy" else ""
+    colour, places = strip.look.colour, strip.places
+    facts = [
+        [_text(_short(name)), "unknown" if k is None else f"{k:.4g}", n]
+        for name, k, n in zip(strip.names, strip.steps, strip.samples, strict=True)
+    ]
+    hover = "<b>%{customdata[0]}</b><br>%{customdata[1]} local steps, %{customdata[2]} test samples<br>"
+    dots = {"x": places, "customdata": facts, "mode": "markers", "showlegend": False}
+    data: list[dict[str, Any]] = []
+    for left, right, mean in strip.groups:
+        line = {"x": [left - 0.4, right + 0.4], "y": _rounded([mean] * 2), "mode": "lines", "showlegend": False}
+        data.append({**line, "line": {"color": strip.look.rgba(0.6), "width": 2}, "hoverinfo": "skip"})
+    if strip.after is not None:
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for place, one, other in zip(places, strip.before, strip.after, strict=True):
+            x += [place, place, None]
+            y += [one, other, None]
+        joint = {"x": x, "y": y, "mode": "lines", "line": {"color": strip.look.rgba(0.35), "width": 1}}
+        data.append({**joint, "showlegend": False, "hoverinfo": "skip"})
+    template = f"{strip.field} %{{y:.4~g}}{unit}<extra></extra>"
+    size = 6 if len(places) <= 200 else 4
+    filled = {"color": colour, "size": size}
+    data.append({**dots, "y": _rounded(strip.before), "marker": filled, "hovertemplate": hover + template})
+    if strip.after is not None:
+        empty = {"color": colour, "size": size + 1, "symbol": "diamond-open"}
+        tuned = f"{hover}fine-tuned: {template}"
+        data.append({**dots, "y": strip.after, "marker": empty, "hovertemplate": tuned})
+    layout = {
+        "height": 300,
+        "xaxis": {
+            "title": {"text": "clients, slowest to fastest (mean local steps)"},
+            "tickvals": [place for place, _ in strip.ticks],
+            "ticktext": [text for _, text in strip.ticks],
+            "showgrid": False,
+        },
+        "yaxis": {"title": {"text": strip.field + (" (%)" if unit else "")}, "range": _rounded(ends)},
+    }
+    return {"id": key, "title": strip.label, "data": data, "layout": layout}
 
 
 def _federations(runs: Sequence[StoredRun]) -> list[tuple[str, str, list[PlotlyFigure]]]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedagrac.files import write_atomically
 from fedagrac.report.charts import accuracy_range, charts_of, curve, headline, series_of, target_of
+from fedagrac.report.clients import strip_range, strips_of
 from fedagrac.report.style import SHADE
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from fedagrac.data.describe import Description
     from fedagrac.report.charts import Chart, Series
+    from fedagrac.report.clients import Strip
     from fedagrac.report.style import Look
     from fedagrac.storage.runs import StoredRun
 
@@ -30,6 +32,7 @@ __all__ = [
     "new_figure",
     "paper_style",
     "plot_chart",
+    "plot_clients",
     "plot_costs",
     "plot_curves",
     "plot_label_counts",
@@ -173,6 +176,57 @@ def add_legend(figure: Figure, lines: Sequence[tuple[str, Look]], where: Place, 
     for text, (label, _) in zip(legend.get_texts(), lines, strict=True):
         text.set_parse_math(False)
         text.set_text(label)
+
+
+def plot_clients(runs: Sequence[StoredRun]) -> Figure:
+    """Draw the results of every client, sorted by speed, one panel per algorithm; return the figure."""
+    strips = strips_of(runs)
+    columns = 1 if len(strips) == 1 else 2
+    rows = -(-len(strips) // columns)
+    with paper_style():
+        figure = new_figure(4.8 * columns, 0.5 + 2.1 * rows)
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+        for axes, strip in zip(grid.flat, strips, strict=False):
+            _draw_strip(axes, strip)
+        for axes in grid.flat[len(strips) :]:
+            axes.set_visible(False)
+        grid[0, 0].set_ylim(*strip_range(strips))
+        for row in grid:
+            row[0].set_ylabel(strips[0].field + (" (%)" if strips[0].field == "accuracy" else ""))
+        label = "clients, slowest to fastest (mean local steps)"
+        if any(strip.after is not None for strip in strips):
+            label += "; open: after fine-tuning"
+        figure.supxlabel(label, fontsize=9)
+    return figure
+
+
+def _draw_strip(axes: Axes, strip: Strip) -> None:
+    """Draw one dot per client, a line at the mean of each group by speed, and the name of the worst client."""
+    colour, places = strip.look.colour, strip.places
+    size = 10 if len(places) <= 200 else 3
+    for left, right, mean in strip.groups:
+        axes.hlines(mean, left - 0.4, right + 0.4, color=colour, alpha=0.6, lw=1.5, zorder=2)
+    if strip.after is not None:
+        after = [np.nan if value is None else value for value in strip.after]
+        axes.vlines(places, strip.before, after, color=colour, alpha=0.35, lw=0.6, zorder=2)
+        axes.scatter(places, after, s=size, marker="D", facecolors="none", edgecolors=colour, lw=0.7, zorder=3)
+    axes.scatter(places, strip.before, s=size, color=colour, lw=0, zorder=3)
+    worst, name = strip.worst, strip.names[strip.worst]
+    mark = axes.annotate(
+        name if len(name) <= 18 else f"{name[:17]}…",
+        (places[worst], strip.before[worst]),
+        xytext=(4, 0) if places[worst] <= strip.clients / 2 else (-4, 0),
+        textcoords="offset points",
+        ha="left" if places[worst] <= strip.clients / 2 else "right",
+        va="center",
+        fontsize=7,
+        color="0.35",
+    )
+    mark.set_parse_math(False)
+    axes.set_xticks([place for place, _ in strip.ticks], [text for _, text in strip.ticks])
+    axes.set_title(strip.label, fontsize=9).set_parse_math(False)
+    axes.grid(axis="y", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def plot_label_counts(federation: Description) -> Figure:

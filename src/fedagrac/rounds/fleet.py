@@ -7,6 +7,7 @@ and, if several processes share the work, ranks. A live fleet sends messages ins
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +27,9 @@ from fedagrac.heterogeneity import Clock, Devices
 from fedagrac.heterogeneity.steps import checked_counts
 from fedagrac.models.vector import VectorModel
 from fedagrac.rounds.divergence import diagnose
-from fedagrac.rounds.evaluation import evaluate
+from fedagrac.rounds.evaluation import Measures, evaluate, has_client_tests, try_evaluation
 from fedagrac.rounds.exchange import Order, Replies, Spent
+from fedagrac.rounds.per_client import mean_steps
 from fedagrac.rounds.server import Server
 from fedagrac.storage.checkpoints import Facts
 from fedagrac.storage.clients import ClientTable
@@ -180,6 +182,7 @@ class Simulated:
         setup.steps.check(M, setup.rounds)
         vector_model = VectorModel(model, setup.torch_device(), setup.dtype)
         workload = setup.workload(vector_model, federation)
+        try_evaluation(workload, setup.metrics or {})
         steps, clock = setup.steps, setup.clock
         if isinstance(steps, Devices) and steps.needs_flops:
             steps = steps.with_flops(workload.step_flops())
@@ -330,12 +333,18 @@ class Simulated:
         times = self.clock.client_times(round, clients, computed, down, up, self.setup.seed)
         return Spent(float(times.max()), int(down.sum()), int(up.sum())), times
 
-    def evaluate(
-        self, x: Tensor, metrics: Mapping[str, Metric], buffers: Tensor | None = None
-    ) -> dict[str, float | None]:
+    def evaluate(self, x: Tensor, metrics: Mapping[str, Metric], buffers: Tensor | None = None) -> Measures:
         """Measure a model on the test data. The first process does so for all."""
-        measured = evaluate(self.workload, x, metrics, buffers) if self.ranks.rank == 0 else {}
-        return self.ranks.agree(measured)
+        steps = self.mean_steps if has_client_tests(self.federation) else None
+        if self.ranks.size == 1:
+            return evaluate(self.workload, x, metrics, buffers, steps)
+        measured = evaluate(self.workload, x, metrics, buffers, steps).plain() if self.ranks.rank == 0 else {}
+        return Measures.from_plain(self.ranks.agree(measured))
+
+    @functools.cached_property
+    def mean_steps(self) -> npt.NDArray[np.float64]:
+        """The mean K_i of each client, [M]."""
+        return mean_steps(self.steps, self.federation.num_clients, self.setup.rounds, self.setup.seed)
 
     def diagnose(self, algorithm: Algorithm, replies: Replies) -> Divergence:
         """Run the diverged clients once more. Return which one was the first, and after how many steps."""

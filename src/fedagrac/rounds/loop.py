@@ -15,6 +15,7 @@ import torch
 
 from fedagrac.errors import InputError
 from fedagrac.rounds.callback import Callback
+from fedagrac.rounds.evaluation import Measures, has_client_tests, measured_names
 from fedagrac.rounds.exchange import Replies, Spent, step_lengths
 from fedagrac.rounds.interrupts import INTERRUPTIONS, Held
 from fedagrac.rounds.record import NO_METRICS, History, RoundRecord, SimulationResult, Status
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from fedagrac.engines import Ranks
     from fedagrac.rounds.divergence import Divergence
     from fedagrac.rounds.fleet import Fleet
+    from fedagrac.rounds.per_client import PerClient
     from fedagrac.rounds.server import Server
     from fedagrac.rounds.setup import Setup
     from fedagrac.storage.clients import ClientTable
@@ -53,6 +55,7 @@ class Run:
         stopped: why a callback ended the run, or None.
         divergence: where the run diverged, or None.
         result: the result, once the run has ended.
+        per_client: the results of each client after the last round; None if they were not measured then.
     """
 
     server: Server
@@ -66,6 +69,7 @@ class Run:
     stopped: str | None = None
     divergence: Divergence | None = None
     result: SimulationResult | None = None
+    per_client: PerClient | None = None
 
     @property
     def algorithm(self) -> Algorithm:
@@ -141,6 +145,7 @@ class Run:
         Return the status and the reason if the run has ended, otherwise None.
         """
         number = self.server.rounds_done + 1
+        self.per_client = None
         kept = self._guarded(replies)
         train_loss = math.nan
         if len(kept.dropped) - len(replies.dropped) < len(replies.order.whole):
@@ -188,8 +193,12 @@ class Run:
             self.fleet.note(order.whole.round + 1, f"client {client}: dropped, its update is {fault}")
         return replies.without(dropped)
 
-    def _evaluate(self) -> dict[str, float | None]:
-        return self.fleet.evaluate(self.server.x, self.setup.metrics or {}, self.server.buffers)
+    def _evaluate(self) -> Measures:
+        """Measure the global model, and keep the results of each client."""
+        metrics, buffers = self.setup.metrics or {}, self.server.buffers
+        measured = Measures.of(self.fleet.evaluate(self.server.x, metrics, buffers))
+        self.per_client = measured.per_client
+        return measured
 
     def _record(self, replies: Replies, kept: Replies, train_loss: float) -> RoundRecord:
         """Return the record of a round, without test results."""
@@ -208,7 +217,7 @@ class Run:
             bytes_total=self.bytes_total,
             sim_time=self.sim_time,
             wall_time=time.perf_counter() - self.started,
-            metrics=dict.fromkeys(self.setup.metrics) if self.setup.metrics else NO_METRICS,
+            metrics=dict.fromkeys(measured_names(self.federation, self.setup.metrics)) or NO_METRICS,
         )
         if self.setup.guard is not None or replies.asked is not None:
             record.dropped = sorted(kept.dropped)
@@ -232,6 +241,8 @@ class Run:
 
     def end(self, status: Status, reason: str) -> None:
         """Make the result and pass it to the callbacks."""
+        if self.per_client is None and status != "diverged" and has_client_tests(self.federation):
+            self._evaluate()
         self.result = SimulationResult(
             algorithm=self.algorithm,
             federation=self.fleet.federation,
@@ -242,6 +253,7 @@ class Run:
             vector_model=self.fleet.model,
             divergence=self.divergence,
             buffer_vector=None if self.server.buffers is None else self.server.buffers.cpu(),
+            per_client=self.per_client,
         )
         for callback in self.callbacks:
             callback.on_end(self, self.result)

@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedagrac.citations import bibtex
+from fedagrac.rounds.per_client import CLIENT_MEASURES
+from fedagrac.rounds.stop import target_accuracy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from fedagrac.data.federation import Federation
     from fedagrac.models.vector import VectorModel
     from fedagrac.rounds.divergence import Divergence
+    from fedagrac.rounds.per_client import PerClient
 
 __all__ = ["History", "RoundRecord", "SimulationResult", "Status", "over_seeds"]
 
@@ -129,6 +132,15 @@ ALWAYS = tuple(
 )
 """Fields that every record has."""
 
+VALIDATION = ("val_accuracy", "val_loss")
+"""What an evaluation on held-out training samples adds to a round."""
+
+RESERVED = (*ALWAYS, *SOMETIMES, *VALIDATION, *CLIENT_MEASURES)
+"""Names that a metric of the user's may not have."""
+
+SMALLEST = ("loss", "perplexity", "mse", "mae", "error")
+"""The ends of the names whose best value is the smallest."""
+
 EXAMPLE = {**dict.fromkeys(ALWAYS, 0), "round": 1, "test_accuracy": 0.5, "test_loss": 1.0}
 """A record as plain values, for documentation."""
 
@@ -161,8 +173,10 @@ class History(list[RoundRecord]):
         super().__init__(r if isinstance(r, RoundRecord) else RoundRecord.of(r) for r in records)
 
     def column(self, name: str) -> list[Any]:
-        """Return one field of every round."""
-        return [record[name] for record in self]
+        """Return one field of every round; None in rounds that lack it. Raise KeyError if all of them do."""
+        if self and not any(name in record for record in self):
+            raise KeyError(name)
+        return [record.get(name) for record in self]
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the history as a DataFrame, one row per round."""
@@ -175,19 +189,34 @@ class History(list[RoundRecord]):
         self.to_pandas().to_csv(path, index=False)
 
     def rounds_to(self, accuracy: float) -> int | None:
-        """Return the first round whose test accuracy is at or above `accuracy`, or None."""
+        """Return the first round whose test accuracy is at or above `accuracy`, a fraction, or None."""
+        target_accuracy("accuracy", accuracy)
         for record in self:
             if record.test_accuracy is not None and record.test_accuracy >= accuracy:
                 return int(record.round)
         return None
 
-    def best(self, name: str = "test_accuracy") -> float | None:
-        """Return the largest value of a field over the evaluated rounds, or None."""
-        return max((record[name] for record in self if record[name] is not None), default=None)
+    def best(self, name: str = "test_accuracy", smallest: bool | None = None) -> float | None:
+        """Return the best value of a field over the evaluated rounds, or None.
+
+        Args:
+            name: the field.
+            smallest: whether the smallest value is the best. By default it is that of fields whose name ends in
+                loss, error, mse, mae, rmse or perplexity, or in one of these and _mean.
+
+        Examples:
+            >>> history = History([EXAMPLE, {**EXAMPLE, "round": 2, "test_accuracy": 0.6, "test_loss": 0.5}])
+            >>> history.best(), history.best("test_loss"), history.best("test_loss", smallest=False)
+            (0.6, 0.5, 1.0)
+        """
+        values = [value for value in self.column(name) if value is not None]
+        if smallest is None:
+            smallest = name.lower().removesuffix("_mean").endswith(SMALLEST)
+        return (min if smallest else max)(values, default=None)
 
     def last(self, name: str = "test_accuracy") -> float | None:
         """Return the value of a field in the last evaluated round, or None."""
-        return next((record[name] for record in reversed(self) if record[name] is not None), None)
+        return next((value for value in reversed(self.column(name)) if value is not None), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +233,7 @@ class SimulationResult:
         vector_model: the module as a function of the vector.
         divergence: which client diverged first, and after how many steps; None unless the run diverged.
         buffer_vector: the final moving buffers of the module as one vector; None if it has none.
+        per_client: the results of the final model on each client's own test set; None without such sets.
     """
 
     algorithm: Algorithm
@@ -215,6 +245,7 @@ class SimulationResult:
     vector_model: VectorModel
     divergence: Divergence | None = None
     buffer_vector: Tensor | None = None
+    per_client: PerClient | None = None
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -233,7 +264,7 @@ class SimulationResult:
         return self.vector_model.export(self.vector, self.buffer_vector).cpu()
 
     def rounds_to(self, accuracy: float) -> int | None:
-        """Return the first round whose test accuracy is at or above `accuracy`, or None."""
+        """Return the first round whose test accuracy is at or above `accuracy`, a fraction, or None."""
         return self.history.rounds_to(accuracy)
 
     def citations(self) -> str:

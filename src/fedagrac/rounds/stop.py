@@ -6,9 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedagrac.errors import count, fraction, positive
+from fedagrac.errors import InputError, count, fraction, positive
 
-__all__ = ["Stop"]
+__all__ = ["Stop", "target_accuracy"]
+
+
+def target_accuracy(field: str, value: float) -> float:
+    """Check for an accuracy in (0, 1]. Return it.
+
+    Examples:
+        >>> target_accuracy("accuracy", 90)
+        Traceback (most recent call last):
+        ...
+        fedagrac.errors.InputError: accuracy = 90: expected a fraction in (0, 1]: 0.9, not 90
+    """
+    if isinstance(value, int | float) and 1 < value <= 100:
+        raise InputError(field, value, f"a fraction in (0, 1]: {value / 100:g}, not {value:g}")
+    return fraction(field, value)
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,7 @@ class Stop:
 
     def __post_init__(self) -> None:
         if self.accuracy is not None:
-            fraction("stop.accuracy", self.accuracy)
+            target_accuracy("stop.accuracy", self.accuracy)
         if self.sim_time is not None:
             positive("stop.sim_time", self.sim_time)
         if self.bytes is not None:

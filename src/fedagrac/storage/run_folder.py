@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedagrac.errors import InputError
 from fedagrac.files import make_folder, naming, opener, sync, write_atomically
 from fedagrac.parsing import parse_json
 from fedagrac.storage.checkpoints import Checkpoint, CheckpointError, read_checkpoint, write_checkpoint
@@ -120,6 +121,23 @@ class RunFolder:
         if divergence is not None:
             end["divergence"] = asdict(divergence)
         write_atomically(self.path / "status.json", json.dumps(end).encode() + b"\n")
+
+    def write_per_client(self, columns: Mapping[str, Any]) -> None:
+        """Write the results of each client to per_client.json, one list per column."""
+        write_atomically(
+            self.path / "per_client.json", json.dumps(dict(columns), allow_nan=False).encode() + b"\n"
+        )
+
+    def read_per_client(self) -> dict[str, Any]:
+        """Read per_client.json; raise InputError if the folder has none."""
+        try:
+            columns = parse_json((self.path / "per_client.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            accepted = f"the folder of a run whose clients have test sets, with a per_client.json ({error})"
+            raise InputError("folder", str(self.path), accepted) from None
+        if not isinstance(columns, dict):
+            raise InputError("per_client.json", type(columns).__name__, "a table of columns")
+        return columns
 
 
 def read_history(path: Path, rounds: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 
 from fedagrac.data.describe import Description
 from fedagrac.errors import InputError
@@ -62,6 +62,24 @@ class _Experiment(_Schema):
     data: _Data = _Data()
 
 
+class _PerClient(_Schema):
+    client: list[Annotated[int, Field(ge=0, lt=2**63)]]
+    name: list[str]
+    samples: list[Annotated[int, Field(ge=0, lt=2**63)]]
+    steps: list[Seconds | None]
+    accuracy: list[Accuracy | None] | None
+    loss: list[FiniteFloat | None]
+    tuned_accuracy: list[Accuracy | None] | None = None
+    tuned_loss: list[FiniteFloat | None] | None = None
+
+    @model_validator(mode="after")
+    def _one_value_per_client(self) -> _PerClient:
+        columns = [values for _, values in self if isinstance(values, list)]
+        if {len(values) for values in columns} != {len(self.client)}:
+            raise ValueError("as many values in every column as clients")
+        return self
+
+
 class _Status(_Schema):
     status: str
     reason: str
@@ -79,6 +97,7 @@ class StoredRun:
         reason: one sentence that says why the run ended.
         environment: the contents of environment.json; empty if the file is missing.
         federation: the contents of federation.json in the run folder or in its parent; None if both lack it.
+        per_client: the columns of per_client.json, the results of each client; None if the file is missing.
     """
 
     folder: Path
@@ -88,6 +107,7 @@ class StoredRun:
     reason: str
     environment: dict[str, Any]
     federation: Description | None
+    per_client: dict[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -135,6 +155,9 @@ def read_run(folder: str | Path) -> StoredRun:
     environment = {}
     if (folder / "environment.json").exists():
         environment = _read(folder / "environment.json", parse_json, dict[str, Any])
+    per_client = None
+    if (folder / "per_client.json").exists():
+        per_client = _read(folder / "per_client.json", parse_json, _PerClient)
     return StoredRun(
         folder=folder,
         experiment=experiment,
@@ -143,6 +166,7 @@ def read_run(folder: str | Path) -> StoredRun:
         reason=status["reason"],
         environment=environment,
         federation=_read_federation(folder),
+        per_client=per_client,
     )
 
 
