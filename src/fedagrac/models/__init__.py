@@ -29,7 +29,6 @@ __all__ = [
     "logistic",
     "resnet18",
     "resnet20",
-    "sizes_of",
     "vgg19",
 ]
 
@@ -79,18 +78,8 @@ def build(name: str, **sizes: Any) -> nn.Module:
     if isinstance(name, str) and ":" in name:
         return Imports(trusted=True).build(name, sizes)
     factory = REGISTRY[one_of("name", name, REGISTRY)]
-    accepted = sizes_of(name)
+    accepted = list(inspect.signature(factory).parameters)
     for key, value in sizes.items():
         if key not in accepted:
             raise unknown(f"{name}.{key}", value, accepted)
     return factory(**sizes)
-
-
-def sizes_of(name: str) -> list[str]:
-    """Return the names of the sizes of a built-in model; an import path has none that are known.
-
-    Examples:
-        >>> sizes_of("logistic"), sizes_of("my_module:factory")
-        (['features', 'classes'], [])
-    """
-    return list(inspect.signature(REGISTRY[name]).parameters) if name in REGISTRY else []
