@@ -6,6 +6,7 @@ The samples exist once; a client is a list of sample numbers. Weights are omega_
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from fedagrac.data.disk import DiskArray
 from fedagrac.data.download import ready
 from fedagrac.data.partitions import IID, Partition, Shares, StoredShares, held_out
 from fedagrac.data.pictures import Images
-from fedagrac.data.sources import a9a, cifar10, digits, fashion_mnist, synthetic
+from fedagrac.data.shakespeare import shakespeare
+from fedagrac.data.sources import Samples, a9a, cifar10, digits, fashion_mnist, synthetic
 from fedagrac.data.tables import Table, split_clients
 from fedagrac.data.trees import leaves, map_leaves, named_leaves, num_samples
 from fedagrac.errors import MOST_CLIENTS, InputError, count, fraction, nearest, one_of, unknown
@@ -44,7 +46,10 @@ Bytes of pictures are normalised afterwards.
 READERS = {"a9a": a9a, "fashion-mnist": fashion_mnist, "cifar10": cifar10}
 """The readers of the data sets that are read from files, by name."""
 
-DATASETS = (*READERS, "digits", "synthetic")
+NATURAL: dict[str, Callable[..., Samples]] = {"synthetic": synthetic, "shakespeare": shakespeare}
+"""The data sets that are split by nature, client by client; their readers take options."""
+
+DATASETS = (*READERS, "digits", *NATURAL)
 """The names that `Federation.load` accepts."""
 
 
@@ -431,7 +436,7 @@ class Federation:
     def load(
         cls,
         name: str,
-        clients: int = 20,
+        clients: int | None = 20,
         partition: Partition | None = None,
         seed: int = 0,
         data_dir: str | Path | None = None,
@@ -440,42 +445,61 @@ class Federation:
         """Load a built-in data set and split it over clients.
 
         Args:
-            name: a9a, fashion-mnist, cifar10, digits or synthetic.
-            clients: M.
-            partition: how to split; IID by default. Synthetic is already split by client and takes none.
-            seed: the seed of the partition, and of synthetic's samples.
+            name: a9a, fashion-mnist, cifar10, digits, synthetic or shakespeare.
+            clients: M; of shakespeare, None for all roles.
+            partition: how to split; IID by default. Synthetic and shakespeare are split by client and take none.
+            seed: the seed of the partition, of synthetic's samples, and of the choice of shakespeare's roles.
             data_dir: a folder to search for files before the usual ones.
-            options: alpha and beta of synthetic.
+            options: alpha and beta of synthetic; least, stride and test_stride of shakespeare.
 
         Examples:
             >>> Federation.load("digits", clients=5, seed=0)
             Federation('digits', 5 clients, 1437 samples of shape (64,), 287 to 288 each)
         """
         one_of("name", name, DATASETS)
-        count("clients", clients, most=MOST_CLIENTS)
+        if clients is None and name != "shakespeare":
+            raise InputError("clients", None, f"a number: {name} does not say how many clients there are")
+        number = count("clients", 1 if clients is None else clients, most=MOST_CLIENTS)
         count("seed", seed, least=0)
-        allowed = ["alpha", "beta"] if name == "synthetic" else []
+        fixed = ("folder", "clients", "seed")
+        reader = NATURAL.get(name)
+        allowed = [key for key in inspect.signature(reader).parameters if key not in fixed] if reader else []
         for key, value in options.items():
             if key not in allowed:
                 raise unknown(f"{name}.{key}", value, allowed)
         if partition is not None:
             _check_partition(partition)
+        if reader and partition is not None:
+            raise InputError("partition", partition, f"none: {name} is split by nature, client by client")
         if name == "synthetic":
-            samples = synthetic(clients, seed=seed, **options)
+            samples = synthetic(number, seed=seed, **options)
+        elif name == "shakespeare":
+            samples = shakespeare(ready(name, data_dir), clients, seed=seed, **options)
         elif name == "digits":
             samples = digits()
         else:
             samples = READERS[name](ready(name, data_dir))
-        if samples.natural is not None and partition is not None:
-            raise InputError("partition", partition, f"none: {name} is split by nature, client by client")
-        shares: Shares
-        if samples.natural is not None:
-            shares = StoredShares(samples.natural)
-        else:
-            shares = (partition or IID()).split(samples.train[1], clients, seed)
+        return cls._of_samples(name, samples, lambda labels: (partition or IID()).split(labels, number, seed))
+
+    @classmethod
+    def _of_samples(
+        cls, name: str, samples: Samples, split: Callable[[npt.NDArray[np.int64]], Shares]
+    ) -> Federation:
+        """Return the federation of a built-in data set; `split` shares samples that nature has not split."""
         inputs, targets = map(torch.from_numpy, samples.train)
         test = (torch.from_numpy(samples.test[0]), torch.from_numpy(samples.test[1]))
-        return cls(inputs, targets, shares, test, None, name, (name,), samples.images)
+        return cls(
+            inputs,
+            targets,
+            split(samples.train[1]) if samples.natural is None else StoredShares(samples.natural),
+            test,
+            None,
+            name,
+            (name,),
+            samples.images,
+            samples.names,
+            None if samples.tests is None else ClientTests(*test, StoredShares(samples.tests)),
+        )
 
     def plot(self) -> Figure:
         """Draw the labels of every client: one column per client, one row per class, area by sample count."""

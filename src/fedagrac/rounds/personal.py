@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ from fedagrac.core.local import Plan
 from fedagrac.data.federation import Federation
 from fedagrac.errors import InputError, count, positive
 from fedagrac.heterogeneity import Constant, StepSchedule
+from fedagrac.heterogeneity.steps import checked_counts
 from fedagrac.rounds.evaluation import client_samples, table_of
-from fedagrac.rounds.fleet import Simulated
+from fedagrac.rounds.fleet import Simulated, first_buffers
 from fedagrac.rounds.measurement import Measurement, bound, measure
 from fedagrac.rounds.setup import Setup, check_kind
 from fedagrac.storage.run_folder import RunFolder
@@ -55,11 +57,11 @@ def fine_tune(
     Examples:
         >>> import numpy as np, torch, fedagrac as fg
         >>> data = [(np.ones((4, 1)), np.full((4, 1), target)) for target in (1.0, 3.0)]
-        >>> fed = fg.Federation.from_arrays(data, tests=data)  # doctest: +SKIP
+        >>> fed = fg.Federation.from_arrays(data, tests=data)
         >>> mse = torch.nn.functional.mse_loss
-        >>> result = fg.simulate(torch.nn.Linear(1, 1), fed, fg.FedAvg(lr=0.1), loss=mse)  # doctest: +SKIP
-        >>> tuned = fg.fine_tune(result, lr=0.1, steps=50, loss=mse)  # doctest: +SKIP
-        >>> bool((tuned.loss < result.per_client.loss).all())  # doctest: +SKIP
+        >>> result = fg.simulate(torch.nn.Linear(1, 1), fed, fg.FedAvg(lr=0.1), loss=mse)
+        >>> tuned = fg.fine_tune(result, lr=0.1, steps=50, loss=mse)
+        >>> bool((tuned.loss < result.per_client.loss).all())
         True
     """
     if result.federation is None:
@@ -102,10 +104,9 @@ def local_only(
     Examples:
         >>> import numpy as np, torch, fedagrac as fg
         >>> data = [(np.ones((4, 1)), np.full((4, 1), target)) for target in (1.0, 3.0)]
-        >>> fed = fg.Federation.from_arrays(data, tests=data)  # doctest: +SKIP
+        >>> fed = fg.Federation.from_arrays(data, tests=data)
         >>> alone = fg.local_only(torch.nn.Linear(1, 1), fed, lr=0.1, loss=torch.nn.functional.mse_loss)
-        ... # doctest: +SKIP
-        >>> bool((alone.loss < 1e-6).all())  # doctest: +SKIP
+        >>> bool((alone.loss < 1e-6).all())
         True
     """
     check_kind("federation", federation, Federation)
@@ -130,12 +131,12 @@ def _trained_alone(
         everyone = np.arange(fleet.federation.num_clients)
         local = everyone[fleet.ranks.own(everyone)]
         for clients in _packs(local, fleet.x):
-            models = _models(fleet, lr, first_round, clients)
-            for client, x in zip(clients.tolist(), models, strict=True):
+            models, buffers = _models(fleet, lr, first_round, clients)
+            for row, client in enumerate(clients.tolist()):
                 group = samples.group(client)
                 if not group.sizes.sum():
                     continue
-                with bound(fleet.workload, x):
+                with bound(fleet.workload, models[row], None if buffers is None else buffers[row]):
                     measured.append((client, measure(fleet.workload, group)))
         results = _by_client(measured, samples.sizes, fleet)
     return table_of(results, fleet.federation, fleet.mean_steps if steps is None else steps)
@@ -148,20 +149,27 @@ def _packs(clients: npt.NDArray[np.int64], x: Tensor) -> Iterator[npt.NDArray[np
         yield clients[start : start + most]
 
 
-def _models(fleet: Simulated, lr: float, first_round: int, clients: npt.NDArray[np.int64]) -> Tensor:
-    """Return the models of clients that train alone for all rounds, [m, d]."""
+def _models(
+    fleet: Simulated, lr: float, first_round: int, clients: npt.NDArray[np.int64]
+) -> tuple[Tensor, Tensor | None]:
+    """Return the models of clients that train alone for all rounds, [m, d], and their moving buffers, [m, q]."""
     models = fleet.x.expand(len(clients), -1).clone()
+    given = first_buffers(fleet.model, fleet.setup.buffers)
+    buffers = None if given is None else given.expand(len(clients), -1).clone()
     M, setup = fleet.federation.num_clients, fleet.setup
     for round in range(setup.rounds):
         present = np.arange(M) if setup.cohorts is None else fleet.draw(round).clients
         rows = np.flatnonzero(np.isin(clients, present))
         if not len(rows):
             continue
-        K = fleet.steps.counts(round, M, setup.seed)[clients[rows]]
+        K = checked_counts(fleet.steps, round, M, setup.seed)[clients[rows]]
         index = torch.from_numpy(rows).to(models.device)
-        result = fleet.engine.run(Plan.of(K, lr), models[index], clients[rows], first_round + round)
+        plan = replace(Plan.of(K, lr), buffers=None if buffers is None else buffers[index])
+        result = fleet.engine.run(plan, models[index], clients[rows], first_round + round)
         models[index] = result.models
-    return models
+        if buffers is not None and result.buffers is not None:
+            buffers[index] = result.buffers
+    return models, buffers
 
 
 def _by_client(
