@@ -51,6 +51,43 @@ def test_cifar10_is_the_published_one():
     assert np.round(means, 4).tolist() == [0.4914, 0.4822, 0.4465]
 
 
+def test_the_roles_of_shakespeare_are_clients_with_names_and_test_sets():
+    fed = load("shakespeare", clients=10, stride=3, test_stride=7, seed=2)
+    other = load("shakespeare", clients=10, stride=3, test_stride=7, seed=3)
+    assert fed.inputs.dtype == torch.uint8
+    assert fed.inputs.shape == (fed.sizes.sum(), 80)
+    assert len(set(fed.names)) == 10
+    assert set(fed.names) != set(other.names)
+    assert torch.equal(fed.tests.inputs, fed.test[0])
+    assert fed.tests.shares.sizes.sum() == len(fed.test[1])
+    # a role of L characters: targets 80, 83, ... before its last fifth, and every seventh of that fifth
+    for train, test in zip(fed.sizes, fed.tests.shares.sizes, strict=True):
+        assert any(
+            train == (L - L // 5 - 80 + 2) // 3 and test == (L // 5 + 6) // 7
+            for L in range(35 * (test - 1), 35 * test + 5)
+        )
+    assert load("shakespeare", clients=None, stride=1000).num_clients == 1006
+    with pytest.raises(fg.InputError, match="shakespeare is split by nature"):
+        load("shakespeare", clients=10, partition=fg.IID())
+    with pytest.raises(fg.InputError, match="did you mean 'stride'"):
+        load("shakespeare", clients=10, strid=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("char-lstm", {"hidden": 16, "layers": 1}), ("char-gpt", {"width": 16, "layers": 1})]
+)
+def test_roles_learn_their_next_character(name, sizes):
+    fed = load("shakespeare", clients=4, stride=5, test_stride=100, seed=0)
+    torch.manual_seed(0)
+    result = fg.simulate(
+        fg.models.build(name, **sizes), fed, fg.FedaGrac(lr=0.5, init="zeros"), rounds=3, steps=fg.Linear(4, 4),
+        batch_size=10, device="cpu", engine="serial",
+    )  # fmt: skip
+    first, *_, last = result.history
+    assert last["train_loss"] < first["train_loss"] < 5  # log(80) = 4.4 for guessing
+    assert last["test_accuracy"] is not None
+
+
 def test_dp2_deals_cifar10_out_completely():
     fed = load("cifar10", clients=20, partition=fg.Shards(5))
     assert fed.sizes.tolist() == [2500] * 20
