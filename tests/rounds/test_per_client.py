@@ -1,8 +1,8 @@
 """Clients one by one: their results, the summary, fine-tuning, and the Local-only baseline."""
 
+import copy
 import dataclasses
 import functools
-import inspect
 import json
 import re
 import runpy
@@ -16,36 +16,12 @@ from torch.nn.functional import cross_entropy, mse_loss, nll_loss
 
 import fedagrac as fg
 from fedagrac.callbacks.run_folder import KeepRun
-from fedagrac.data.partitions import StoredShares
 from fedagrac.errors import InputError
 from fedagrac.rounds import personal
 from fedagrac.rounds.evaluation import Measures
 from fedagrac.rounds.measurement import CHUNKS
 from fedagrac.rounds.per_client import CLIENT_MEASURES, PerClient, speed_groups
 from fedagrac.storage.runs import read_run
-
-
-@dataclasses.dataclass
-class Tests:
-    """Test sets of clients, pooled in the order of the clients."""
-
-    inputs: torch.Tensor
-    targets: torch.Tensor
-    shares: StoredShares
-
-    __test__ = False
-
-
-def with_tests(clients, tests, own_test=None):
-    """Return a federation whose clients have these test sets."""
-    X, y = (torch.cat([torch.as_tensor(pair[part]) for pair in tests]) for part in (0, 1))
-    ends = np.cumsum([len(pair[0]) for pair in tests])
-    shares = StoredShares([np.arange(end - len(pair[0]), end) for end, pair in zip(ends, tests, strict=True)])
-    fed = fg.Federation.from_arrays(clients, test=own_test or (X, y))
-    if own_test is None:
-        X, y = fed.test
-    fed.tests = Tests(X, y, shares)
-    return fed
 
 
 def problem(M=5, seed=0, **options):
@@ -56,7 +32,8 @@ def problem(M=5, seed=0, **options):
         X = rng.normal(size=(n, 4))
         return X, (X[:, :3] + rng.normal(size=(n, 3))).argmax(1)
 
-    fed = with_tests([samples(6 + i) for i in range(M)], [samples(2 + i % 4) for i in range(M)], **options)
+    clients, tests = [samples(6 + i) for i in range(M)], [samples(2 + i % 4) for i in range(M)]
+    fed = fg.Federation.from_arrays(clients, tests=tests, **options)
     torch.manual_seed(seed)
     return fed, nn.Linear(4, 3, dtype=torch.float64)
 
@@ -163,14 +140,15 @@ def test_a_table_prints_its_summary():
 
 # in a run
 
+NAMES = ("ann", "bob", "eve", "max", "zoe")
+
 
 @pytest.mark.parametrize("chunk", [3, 1000])
 @pytest.mark.parametrize("separate", [False, True])
 def test_every_client_is_measured_on_its_own_test_set(chunk, separate, monkeypatch):
     """Chunks of three cut through the test sets; a test set for all may exist besides."""
     monkeypatch.setitem(CHUNKS, "cpu", chunk)
-    fed, model = problem(own_test=(np.zeros((2, 4)), [0, 1]) if separate else None)
-    monkeypatch.setattr(fg.Federation, "names", ("ann", "bob", "eve", "max", "zoe"), raising=False)
+    fed, model = problem(test=(np.zeros((2, 4)), [0, 1]) if separate else None, names=NAMES)
     seen = []
 
     class Watch(fg.Callback):
@@ -184,7 +162,7 @@ def test_every_client_is_measured_on_its_own_test_set(chunk, separate, monkeypat
     np.testing.assert_allclose(clients.accuracy, accuracy, rtol=1e-12)
     np.testing.assert_allclose(clients.loss, loss, rtol=1e-12)
     assert clients.steps.tolist() == [1, 3, 5, 7, 9]
-    assert clients.name == fed.names
+    assert clients.name == NAMES
     assert clients.samples.tolist() == [2, 3, 4, 5, 2]
     assert [one is None for one in seen] == [True, True, False, False]
     assert seen[-1] is clients
@@ -248,9 +226,9 @@ def test_measures_of_clients_are_columns_of_the_history_and_of_the_run_folder(tm
 
 
 def test_ignored_positions_and_empty_test_sets_give_no_results():
-    fed, model = problem(3)
-    fed.tests.targets[:2] = -100  # all of client 0
-    fed.tests.shares = StoredShares([np.arange(2), np.arange(2, 2), np.arange(2, 9)])
+    data = [(np.eye(2, 4), [0, 1])] * 3
+    tests = [(np.eye(2, 4), [-100, -100]), None, (np.eye(3, 4), [2, -100, 1])]
+    fed, model = fg.Federation.from_arrays(data, tests=tests), nn.Linear(4, 3, dtype=torch.float64)
     result = fg.simulate(model, fed, fg.FedAvg(lr=0.1), rounds=1, loss=nn.CrossEntropyLoss())
     assert np.isnan(result.per_client.loss).tolist() == [True, True, False]
     assert result.history[-1]["client_accuracy_mean"] == result.history[-1]["test_accuracy"]
@@ -261,7 +239,9 @@ def test_regression_has_losses_of_clients_and_no_accuracy():
     data = [(np.ones((2, 1)), np.full((2, 1), value)) for value in (0.0, 2.0)]
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     nn.init.ones_(model.weight)
-    result = fg.simulate(model, with_tests(data, data), fg.FedAvg(lr=1e-12), rounds=1, loss=mse_loss)
+    result = fg.simulate(
+        model, fg.Federation.from_arrays(data, tests=data), fg.FedAvg(lr=1e-12), rounds=1, loss=mse_loss
+    )
     np.testing.assert_allclose(result.per_client.loss, [1.0, 1.0], rtol=1e-9)
     assert result.per_client.accuracy is None
     assert result.history[-1]["client_accuracy_mean"] is None
@@ -392,15 +372,31 @@ def test_fine_tuning_is_stored_in_the_run_folder(tmp_path):
         fg.fine_tune(result, lr=0.1, folder=tmp_path)
 
 
+def test_moving_buffers_train_with_their_client():
+    """BatchNorm of a client alone: its statistics are those of ordinary training."""
+    fed, _ = problem(2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    alone = fg.local_only(model, fed, lr=0.1, rounds=2, steps=fg.Linear(3, 2), batch_size=None)
+    for client in range(2):
+        X, y = own_data(fed, client)
+        trained = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        for _ in range(2 * (3 + 2 * client)):
+            optimizer.zero_grad()
+            cross_entropy(trained(X), y).backward()
+            optimizer.step()
+        X, y = own_test(fed, client)
+        with torch.no_grad():
+            assert alone.loss[client] == pytest.approx(float(cross_entropy(trained.eval()(X), y)), rel=1e-12)
+
+
 # the documentation
 
 PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.skipif(
-    "tests" not in inspect.signature(fg.Federation.from_arrays).parameters, reason="needs from_arrays(tests=...)"
-)
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_the_programs_of_the_page_run(number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

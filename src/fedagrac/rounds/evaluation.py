@@ -19,7 +19,7 @@ from fedagrac.errors import InputError
 from fedagrac.rounds.measurement import CHUNKS, Measurement, Samples, bound, measure
 from fedagrac.rounds.metrics import Metric
 from fedagrac.rounds.per_client import CLIENT_MEASURES, PerClient, client_measures
-from fedagrac.rounds.record import RESERVED, VALIDATION
+from fedagrac.rounds.record import VALIDATION
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -90,7 +90,7 @@ def evaluate(
         workload: the problem.
         x: the model.
         metrics: other measures of the test data.
-        buffers: the module's moving buffers; None for those of the user's module.
+        buffers: the moving buffers of the module, [q]; None for those of the user's module.
         steps: the mean K_i of each client, [M]; None if they are not known.
     """
     values: dict[str, float | None] = dict.fromkeys(["test_accuracy", "test_loss", *metrics])
@@ -216,9 +216,6 @@ def try_evaluation(workload: Workload, metrics: Mapping[str, Metric]) -> None:
 
     A metric that fails on a few samples is tried on all of them, because it may need more, or every class.
     """
-    for name in metrics:
-        if name in RESERVED:
-            raise InputError("metrics", name, "a name that no field of the history has")
     test = _test_samples(workload)
     if test is None:
         return

@@ -338,8 +338,8 @@ class Simulated:
         steps = self.mean_steps if has_client_tests(self.federation) else None
         if self.ranks.size == 1:
             return evaluate(self.workload, x, metrics, buffers, steps)
-        measured = evaluate(self.workload, x, metrics, buffers, steps).plain() if self.ranks.rank == 0 else {}
-        return Measures.from_plain(self.ranks.agree(measured))
+        plain = evaluate(self.workload, x, metrics, buffers, steps).plain() if self.ranks.rank == 0 else {}
+        return Measures.from_plain(self.ranks.agree(plain))
 
     @functools.cached_property
     def mean_steps(self) -> npt.NDArray[np.float64]:

@@ -195,8 +195,8 @@ class Run:
 
     def _evaluate(self) -> Measures:
         """Measure the global model, and keep the results of each client."""
-        metrics, buffers = self.setup.metrics or {}, self.server.buffers
-        measured = Measures.of(self.fleet.evaluate(self.server.x, metrics, buffers))
+        metrics = self.setup.metrics or {}
+        measured = Measures.of(self.fleet.evaluate(self.server.x, metrics, self.server.buffers))
         self.per_client = measured.per_client
         return measured
 

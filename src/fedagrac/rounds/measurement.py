@@ -170,7 +170,7 @@ def _ratios(parts: npt.NDArray[Any], wholes: npt.NDArray[Any]) -> npt.NDArray[np
 
 @contextlib.contextmanager
 def bound(workload: Workload, x: Tensor, buffers: Tensor | None = None) -> Iterator[None]:
-    """Run a block with the module at x, in evaluation mode and without autograd."""
+    """Run a block with the module at x, with these moving buffers, in evaluation mode and without autograd."""
     workload.model.bind(x)
     workload.model.buffers.put(buffers)
     workload.model.eval()

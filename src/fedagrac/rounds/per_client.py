@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedagrac.errors import InputError, one_of
+from fedagrac.heterogeneity.steps import checked_counts
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -202,6 +203,6 @@ def mean_steps(steps: StepSchedule, clients: int, rounds: int, seed: int) -> npt
     chosen = np.unique(np.linspace(0, rounds - 1, min(rounds, MOST_ROUNDS)).round().astype(np.int64))
     total = np.zeros(clients)
     for round in chosen.tolist():
-        total += steps.counts(round, clients, seed)
+        total += checked_counts(steps, round, clients, seed)
     mean: npt.NDArray[np.float64] = total / len(chosen)
     return mean

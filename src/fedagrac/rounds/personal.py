@@ -152,19 +152,20 @@ def _packs(clients: npt.NDArray[np.int64], x: Tensor) -> Iterator[npt.NDArray[np
 def _models(
     fleet: Simulated, lr: float, first_round: int, clients: npt.NDArray[np.int64]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the models of clients that train alone for all rounds, [m, d], and their moving buffers, [m, q]."""
+    """Return the models and moving buffers of clients that train alone for all rounds, [m, d] and [m, q]."""
+    setup, M = fleet.setup, fleet.federation.num_clients
     models = fleet.x.expand(len(clients), -1).clone()
-    given = first_buffers(fleet.model, fleet.setup.buffers)
-    buffers = None if given is None else given.expand(len(clients), -1).clone()
-    M, setup = fleet.federation.num_clients, fleet.setup
+    first = first_buffers(fleet.model, setup.buffers)
+    buffers = None if first is None else first.expand(len(clients), -1).clone()
     for round in range(setup.rounds):
         present = np.arange(M) if setup.cohorts is None else fleet.draw(round).clients
         rows = np.flatnonzero(np.isin(clients, present))
         if not len(rows):
             continue
-        K = checked_counts(fleet.steps, round, M, setup.seed)[clients[rows]]
         index = torch.from_numpy(rows).to(models.device)
-        plan = replace(Plan.of(K, lr), buffers=None if buffers is None else buffers[index])
+        plan = Plan.of(checked_counts(fleet.steps, round, M, setup.seed)[clients[rows]], lr)
+        if buffers is not None:
+            plan = replace(plan, buffers=buffers[index])
         result = fleet.engine.run(plan, models[index], clients[rows], first_round + round)
         models[index] = result.models
         if buffers is not None and result.buffers is not None:

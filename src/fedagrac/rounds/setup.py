@@ -16,7 +16,7 @@ from fedagrac.errors import InputError, count, non_negative, one_of
 from fedagrac.heterogeneity import Clock, Constant, Participation, StepSchedule
 from fedagrac.rounds.evaluation import Metric
 from fedagrac.rounds.guard import Guard
-from fedagrac.rounds.record import ALWAYS, SOMETIMES
+from fedagrac.rounds.record import RESERVED
 from fedagrac.rounds.stop import Stop
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def check_kind(field: str, value: Any, kind: type) -> None:
 def _check_metrics(metrics: Mapping[str, Metric]) -> None:
     """Check that metrics are functions whose names are free."""
     for name, metric in metrics.items():
-        if name in (*ALWAYS, *SOMETIMES):
+        if name in RESERVED:
             raise InputError("metrics", name, "a name that no field of the history has")
         if not callable(metric):
             raise InputError(f"metrics.{name}", metric, "a function (output, target) -> scalar")

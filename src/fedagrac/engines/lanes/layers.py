@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.func import vmap
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedagrac.engines.lanes.kernels.patches import Convolution, columns_of, pictures_of
 from fedagrac.engines.lanes.modes import CallMode
@@ -30,7 +31,15 @@ __all__ = ["RoutedLayers", "convolutions_of", "faster_as_products"]
 
 _OPTIONS = ("bias", "stride", "padding", "dilation", "groups")
 
-_ROUTED = frozenset({torch.conv2d, functional.max_pool2d, functional.dropout, functional.group_norm})
+_ROUTED = frozenset(
+    {
+        torch.conv2d,
+        functional.max_pool2d,
+        functional.dropout,
+        functional.group_norm,
+        functional.scaled_dot_product_attention,
+    }
+)
 """Functions whose calls may run in another way on a CPU."""
 
 
@@ -69,6 +78,9 @@ class RoutedLayers(CallMode):
             return _dropout(self.fused, *args, **options)
         if function is functional.group_norm and self.side_by_side:  # its vmap rule needs contiguous channels
             return function(args[0].contiguous(), *args[1:], **options)
+        if function is functional.scaled_dot_product_attention:  # fused kernels have no rule for many lanes
+            with sdpa_kernel(SDPBackend.MATH):
+                return function(*args, **options)
         if function is functional.linear and not options and args[0].ndim == 2 and not self.side_by_side:
             return _linear(*args)
         return function(*args, **options)

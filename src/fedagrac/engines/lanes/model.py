@@ -110,7 +110,8 @@ class LaneModel:
         w = self.workload
         X = w.model.initial().repeat(2, 1)
         samples = torch.zeros((2, 2), dtype=torch.int64, device=w.model.device)
-        for layers in dict.fromkeys([self.layers, None]):  # with our own layers, then with torch's vmap rules
+        on_gpu = w.model.device.type == "cuda"
+        for layers in (RoutedLayers() if on_gpu else self.layers, None):  # ours, then torch's vmap rules
             self.layers = layers
             try:
                 with training(w):
@@ -118,7 +119,7 @@ class LaneModel:
             except Exception as error:
                 failure = error
             else:
-                if self.layers is not None and not self.layers.used:
+                if on_gpu or (self.layers is not None and not self.layers.used):
                     self.layers = None
                 return True
         reason = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
