@@ -23,6 +23,7 @@ from fedagrac.core.cohort import Cohort, GradientService, Population
 from fedagrac.core.local import Plan, Result
 from fedagrac.data.batches import epoch_steps
 from fedagrac.engines import EngineRecord, choose_engine, current_ranks
+from fedagrac.engines.precision import tf32
 from fedagrac.heterogeneity import Clock, Devices
 from fedagrac.heterogeneity.steps import checked_counts
 from fedagrac.models.vector import VectorModel
@@ -204,7 +205,7 @@ class Simulated:
                 those of the checkpoint, because the rounding of sums depends on them.
         """
         record = None if before is None else before.engine
-        with _precision(self.setup.precision, self.model.device), _threads(record):
+        with tf32(self.setup.precision == "tf32"), _threads(record):
             if (together, record) not in self._engines:
                 self._engines[together, record] = self._choose(together, record)
             self._engine = self._engines[together, record]
@@ -425,20 +426,3 @@ def _threads(record: EngineRecord | None) -> Iterator[None]:
     finally:
         if torch.get_num_threads() != before:
             torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _precision(precision: str, device: torch.device) -> Iterator[None]:
-    """Run a block with full float32 products, or with TF32 if asked for.
-
-    Without this, cuDNN would use TF32 for convolutions.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -31,17 +31,6 @@ __all__ = ["RoutedLayers", "convolutions_of", "faster_as_products"]
 
 _OPTIONS = ("bias", "stride", "padding", "dilation", "groups")
 
-_ROUTED = frozenset(
-    {
-        torch.conv2d,
-        functional.max_pool2d,
-        functional.dropout,
-        functional.group_norm,
-        functional.scaled_dot_product_attention,
-    }
-)
-"""Functions whose calls may run in another way on a CPU."""
-
 
 class RoutedLayers(CallMode):
     """Runs layers as functions of many lanes while the mode is active.
@@ -62,28 +51,67 @@ class RoutedLayers(CallMode):
         self.fused = fused
         self.used = False
 
+        self._routes: dict[Callable[..., Any], Callable[..., Any]] = {
+            torch.conv2d: self._convolution,
+            functional.max_pool2d: self._max_pool,
+            functional.embedding: _embedding,
+            functional.scaled_dot_product_attention: _attention,
+            functional.multi_head_attention_forward: _multi_head_attention,
+        }
+        if side_by_side:
+            self._routes |= {functional.dropout: self._dropout, functional.group_norm: _group_norm}
+        else:
+            self._routes[functional.linear] = _linear
+
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Route convolutions, pools, dropout and linear layers; run every other function as it is."""
-        self.used = self.used or function in _ROUTED
-        if function is torch.conv2d:
-            inputs, weight, bias, convolution = _parse(args, options)
-            if convolution is not None and (self.side_by_side or convolution in self.products):
-                layer = _SideBySide if self.side_by_side else _Products
-                output: Tensor = layer.apply(inputs, weight, convolution)  # type: ignore[no-untyped-call]
-                return output if bias is None else output + bias[:, None, None]
-        if function is functional.max_pool2d and not options.get("return_indices", False) and len(args) < 7:
-            window = tiling_window(args[1:], options) if self.fused else None
-            return _Pool.apply(args[0], self.side_by_side, window, args[1:], options)  # type: ignore[no-untyped-call]
-        if function is functional.dropout and self.side_by_side:
-            return _dropout(self.fused, *args, **options)
-        if function is functional.group_norm and self.side_by_side:  # its vmap rule needs contiguous channels
-            return function(args[0].contiguous(), *args[1:], **options)
-        if function is functional.scaled_dot_product_attention:  # fused kernels have no rule for many lanes
-            with sdpa_kernel(SDPBackend.MATH):
-                return function(*args, **options)
-        if function is functional.linear and not options and args[0].ndim == 2 and not self.side_by_side:
-            return _linear(*args)
-        return function(*args, **options)
+        """Route layers that have a better way for many lanes; run every other function as it is."""
+        route = self._routes.get(function)
+        if route is None:
+            return function(*args, **options)
+        self.used = True
+        return route(*args, **options)
+
+    def _convolution(self, *args: Any, **options: Any) -> Tensor:
+        inputs, weight, bias, convolution = _parse(args, options)
+        if convolution is None or not (self.side_by_side or convolution in self.products):
+            return torch.conv2d(*args, **options)
+        layer = _SideBySide if self.side_by_side else _Products
+        output: Tensor = layer.apply(inputs, weight, convolution)  # type: ignore[no-untyped-call]
+        return output if bias is None else output + bias[:, None, None]
+
+    def _max_pool(self, inputs: Tensor, *args: Any, **options: Any) -> Any:
+        if options.get("return_indices", False) or len(args) > 5:
+            return functional.max_pool2d(inputs, *args, **options)
+        window = tiling_window(args, options) if self.fused else None
+        return _Pool.apply(inputs, self.side_by_side, window, args, options)  # type: ignore[no-untyped-call]
+
+    def _dropout(self, *args: Any, **options: Any) -> Tensor:
+        return _dropout(self.fused, *args, **options)
+
+
+def _group_norm(inputs: Tensor, *args: Any, **options: Any) -> Tensor:
+    """Return a group norm, whose vmap rule needs contiguous channels."""
+    return functional.group_norm(inputs.contiguous(), *args, **options)
+
+
+def _attention(*args: Any, **options: Any) -> Tensor:
+    """Return attention without fused kernels, which have no rule for many lanes."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return functional.scaled_dot_product_attention(*args, **options)
+
+
+def _multi_head_attention(*args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """Return attention of several heads without fused kernels."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return functional.multi_head_attention_forward(*args, **options)
+
+
+def _embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **options: Any) -> Tensor:
+    """Return an embedding whose padding gets no gradient; torch's vmap rule forgets that (torch 2.13)."""
+    rows = functional.embedding(ids, weight, None, *args, **options)
+    if padding_idx is None:
+        return rows
+    return torch.where((ids == padding_idx % weight.shape[0])[..., None], rows.detach(), rows)
 
 
 def _dropout(fused: bool, inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -119,6 +147,8 @@ def _scrambled(count: int, seeds: Tensor) -> Tensor:
 
 def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return a linear layer as weights times inputs; the weights' gradient then needs no copy to their layout."""
+    if inputs.ndim != 2:
+        return functional.linear(inputs, weight, bias)
     output = weight @ inputs.T
     return (output if bias is None else output + bias[:, None]).T
 

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch.func import functional_call, vmap
 
-from fedagrac.data.trees import leaves, map_leaves
+from fedagrac.data.trees import leaves, map_leaves, num_samples
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of, faster_as_products
-from fedagrac.engines.serial import training
+from fedagrac.engines.precision import tf32
+from fedagrac.engines.serial import seed_dropout, training
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,16 +110,22 @@ class LaneModel:
         """Return whether two lanes can step together; if not, warn and name the layer that cannot be batched."""
         w = self.workload
         X = w.model.initial().repeat(2, 1)
-        samples = torch.zeros((2, 2), dtype=torch.int64, device=w.model.device)
+        samples = torch.arange(4, device=w.model.device).reshape(2, 2) % num_samples(w.inputs)
         on_gpu = w.model.device.type == "cuda"
         for layers in (RoutedLayers() if on_gpu else self.layers, None):  # ours, then torch's vmap rules
             self.layers = layers
             try:
-                with training(w):
-                    self.gradient(X, samples, None, generators=w.generators([0, 0], 0))
+                with training(w), tf32(False):
+                    gradients = self.gradient(X, samples, None, generators=w.generators([0, 0], 0))[1]
             except Exception as error:
                 failure = error
             else:
+                with tf32(False):
+                    agrees = self._agrees(X[0], samples, gradients)
+                if not agrees:
+                    reason = "a vmap rule of torch gives another gradient than the module itself"
+                    warnings.warn(f"clients run one after another: {reason}", stacklevel=4)
+                    return False
                 if on_gpu or (self.layers is not None and not self.layers.used):
                     self.layers = None
                 return True
@@ -126,6 +133,36 @@ class LaneModel:
         layer = self._failing_layer(samples[0])
         warnings.warn(f"lanes cannot batch {layer}, so clients run one after another: {reason}", stacklevel=4)
         return False
+
+    def _agrees(self, x: Tensor, samples: Tensor, gradients: Tensor) -> bool:
+        """Return whether the lanes' gradients are those of the module itself.
+
+        A module whose gradient is random, because of dropout for example, is not compared.
+        """
+        model = self.workload.model
+        tolerance = torch.finfo(x.dtype).eps ** 0.5
+        for lane, rows in enumerate(samples):
+            alone, again = self._alone(x, rows, seed=0), self._alone(x, rows, seed=1)
+            if not torch.equal(alone, again):
+                return True
+            floor = 1e-3 * alone.abs().max()
+            for ours, theirs in zip(
+                model.views(gradients[lane]).values(), model.views(alone).values(), strict=True
+            ):
+                if not bool((ours - theirs).abs().max() <= tolerance * (theirs.abs().max() + floor)):
+                    return bool(torch.isnan(theirs).any())
+        return True
+
+    def _alone(self, x: Tensor, samples: Tensor, seed: int) -> Tensor:
+        """Return the gradient at x over some samples, without vmap; the seed is that of dropout."""
+        w = self.workload
+        w.model.bind(x.clone())
+        w.model.buffers.put(None)
+        with training(w), torch.enable_grad():
+            seed_dropout(w, 0, seed)
+            inputs, targets = w.load(samples, generators=w.generators([0], 0))
+            gradient = w.model.gradient(w.loss(w.call(inputs), targets))
+        return gradient.add(x, alpha=w.weight_decay)
 
     def _failing_layer(self, samples: Tensor) -> str:
         """Return the innermost layer whose vmapped forward fails, or "the loss"."""

@@ -1,0 +1,21 @@
+"""The precision of matrix products and convolutions on GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+__all__ = ["tf32"]
+
+
+@contextlib.contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Run a block with TF32 products, or without; by default cuDNN would use TF32 for convolutions."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -1,0 +1,301 @@
+"""Kinds of modules that users bring, each with data and a loss, in float64; and plain PyTorch training of them.
+
+`works(kind, engine)` says what an engine does with a kind: the table "What works" in docs/models.md is made of it.
+Print the table with `python tests/module_kinds.py`.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fedagrac as fg
+from fedagrac.data.batches import batch_positions
+from fedagrac.models.residual import ResNet
+from fedagrac.models.sequences import CharGPT
+
+ENGINES = {
+    "serial": {"engine": "serial"},
+    "lanes": {"engine": "lanes", "compile": False},
+    "compiled": {"engine": "lanes", "compile": True},
+}
+SIZES = (9, 12)
+CLASSES, LENGTH, VOCABULARY, LR, BATCH, ROUNDS = 3, 5, 11, 0.1, 4, 2
+RNG = np.random.default_rng()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A module, data for two clients, and a loss.
+
+    Attributes:
+        title: the row of the table.
+        module: makes the module.
+        inputs: draws the inputs of n samples.
+        loss: (output, target) -> mean.
+        call: the module's output for a batch of inputs.
+    """
+
+    title: str
+    module: Callable[[], nn.Module]
+    inputs: Callable[[int], Any]
+    loss: Callable[[Any, Any], Any] = functional.cross_entropy
+    call: Callable[[nn.Module, Any], Any] = lambda module, inputs: module(inputs)
+
+
+def pictures(n):
+    return RNG.normal(size=(n, 3, 8, 8))
+
+
+def characters(n):
+    return RNG.integers(0, VOCABULARY, (n, LENGTH))
+
+
+def numbers(n):
+    return RNG.normal(size=(n, 6))
+
+
+def padded(n):
+    mask = (np.arange(LENGTH) < RNG.integers(2, LENGTH + 1, n)[:, None]).astype(np.int64)
+    return {"input_ids": characters(n) * mask, "attention_mask": mask}
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.embed, self.layer, self.out = (
+            nn.Embedding(VOCABULARY, 4),
+            layer(4, 6, batch_first=True),
+            nn.Linear(6, 3),
+        )
+
+    def forward(self, ids):
+        return self.out(self.layer(self.embed(ids))[0][:, -1])
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.out(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.hidden = nn.Embedding(VOCABULARY, 6), nn.Linear(6, 6)
+        self.out = nn.Linear(6, VOCABULARY, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, ids):
+        return self.out(torch.tanh(self.hidden(self.embed(ids).mean(1))))
+
+
+class Frozen(nn.Module):
+    """A backbone without gradients in eval(), whose dropout must stay off, and a head that trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5)).eval()
+        self.backbone.requires_grad_(False)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
+
+
+class LoRA(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(6, CLASSES).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(2, 6) / 3), nn.Parameter(torch.randn(CLASSES, 2) / 3)
+
+    def forward(self, x):
+        return self.base(x) + x @ self.a.T @ self.b.T
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(VOCABULARY, 4), nn.Linear(10, CLASSES)
+
+    def forward(self, x, ids):
+        return self.out(torch.cat([x, self.embed(ids).mean(1)], 1))
+
+
+class Outputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out, self.value = nn.Linear(6, 5), nn.Linear(5, CLASSES), nn.Linear(5, 1)
+
+    def forward(self, x):
+        h = torch.tanh(self.hidden(x))
+        return {"logits": self.out(h), "value": self.value(h).squeeze(1)}
+
+
+def two_losses(output, target):
+    return functional.cross_entropy(output["logits"], target) + (output["value"] ** 2).mean()
+
+
+class Running(nn.Module):
+    """A module with a buffer of its own, which it replaces in every forward pass, also in eval()."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, CLASSES)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.out(x - self.mean)
+
+
+class Bert(nn.Module):
+    def __init__(self):
+        from transformers import BertConfig, BertForSequenceClassification
+
+        super().__init__()
+        config = BertConfig(
+            vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+            max_position_embeddings=LENGTH, num_labels=CLASSES, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        self.net = BertForSequenceClassification(config)
+
+    def forward(self, input_ids, attention_mask):
+        return self.net(input_ids, attention_mask[:, None, None].bool()).logits
+
+
+def residual(norm):
+    return lambda: ResNet((4, 8), 1, CLASSES, norm, 2, projected=True)
+
+
+def mlp(*layers):
+    return lambda: nn.Sequential(*(layer() for layer in layers))
+
+
+KINDS = {
+    "resnet-group": Kind("residual network, GroupNorm", residual("group"), pictures),
+    "resnet-batch": Kind("residual network, BatchNorm", residual("batch"), pictures),
+    "lstm": Kind("LSTM", lambda: Recurrent(nn.LSTM), characters),
+    "gru": Kind("GRU", lambda: Recurrent(nn.GRU), characters),
+    "gpt": Kind("GPT, scaled_dot_product_attention", lambda: CharGPT(VOCABULARY, LENGTH, 8, 1, 2), characters),
+    "attention": Kind("MultiheadAttention", Attention, characters),
+    "bert": Kind("BERT of transformers, padding mask", Bert, padded, call=lambda module, x: module(**x)),
+    "tied": Kind("tied weights", Tied, characters),
+    "frozen": Kind("frozen backbone in eval(), with dropout and BatchNorm", Frozen, numbers),
+    "lora": Kind("LoRA", LoRA, numbers),
+    "two-inputs": Kind(
+        "two inputs, a tuple", TwoInputs, lambda n: (numbers(n), characters(n)), call=lambda module, x: module(*x)
+    ),
+    "dict-output": Kind("a dict as output, a loss of its own", Outputs, numbers, two_losses),
+    "own-buffer": Kind("a buffer of its own", Running, numbers),
+    "spectral-norm": Kind(
+        "spectral_norm", mlp(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3))), numbers
+    ),
+}
+
+
+def make(name):
+    """Return the module in float64 and each client's inputs and targets."""
+    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
+    torch.manual_seed(0)
+    kind = KINDS[name]
+    module = kind.module().double()
+    classes = VOCABULARY if name in ("tied", "gpt") else CLASSES
+    return kind, module, [(kind.inputs(n), RNG.integers(0, classes, n)) for n in SIZES]
+
+
+def plain(name, steps, rounds=ROUNDS, lr=LR):
+    """Train by FedAvg with ordinary PyTorch, client after client; return parameters and buffers by name."""
+    kind, module, clients = make(name)
+    if not all(layer.training for layer in module.modules()):
+        modes = [layer.training for layer in module.modules()]
+    else:
+        modes = None
+    state = copy.deepcopy(module.state_dict())
+    for t in range(rounds):
+        ends = []
+        for client, (inputs, targets) in enumerate(clients):
+            local = copy.deepcopy(module)
+            local.load_state_dict(state)
+            if modes is None:
+                local.train()
+            optimizer = torch.optim.SGD([p for p in local.parameters() if p.requires_grad], lr=lr)
+            for rows in batch_positions(len(targets), steps[client], BATCH, "replacement", 0, t, client):
+                batch = _map(lambda array, rows=rows: torch.from_numpy(array[rows]), inputs)
+                loss = kind.loss(kind.call(local, batch), torch.from_numpy(targets[rows]))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            ends.append(local.state_dict())
+        weights = np.array(SIZES) / sum(SIZES)
+        for key, value in state.items():
+            mean = sum(w * end[key].double() for w, end in zip(weights, ends, strict=True))
+            state[key] = mean if value.is_floating_point() else mean.round().to(value.dtype)
+    return state
+
+
+def _map(function, tree):
+    if isinstance(tree, dict):
+        return {key: function(value) for key, value in tree.items()}
+    return tuple(map(function, tree)) if isinstance(tree, tuple) else function(tree)
+
+
+def simulated(name, engine, steps, algorithm=None, **options):
+    """Train by FedAvg with an engine; return the result and the warnings."""
+    kind, module, clients = make(name)
+    fed = fg.Federation.from_arrays(clients, test=clients[0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = fg.simulate(
+            module, fed, algorithm or fg.FedAvg(lr=LR), rounds=ROUNDS, steps=fg.Explicit([steps]), batch_size=BATCH,
+            loss=kind.loss, device="cpu", **ENGINES[engine], **options,
+        )  # fmt: skip
+    return result, [str(warning.message) for warning in caught]
+
+
+def difference(result, state):
+    """Return the largest difference to a state_dict, relative to the largest number of each tensor."""
+    ours = result.model().state_dict()
+    return max(
+        float((ours[key].double() - value.double()).abs().max() / value.double().abs().max().clamp(min=1e-3))
+        for key, value in state.items()
+    )
+
+
+def works(name, engine):
+    """Return what an engine does with a kind: "yes", or why clients run one after another."""
+    steps = [1, 1] if engine == "compiled" else [2, 5]  # compiling one step per kind is enough
+    result, said = simulated(name, engine, steps)
+    assert difference(result, plain(name, steps)) < 1e-12
+    fallback = [text for text in said if "lanes cannot batch" in text or "uncompiled" in text]
+    assert said == fallback, said
+    if not fallback:
+        return "yes"
+    reason = fallback[0].split(": ", 1)[1].split(". ")[0].split("; ")[0]
+    layer = fallback[0].removeprefix("lanes cannot batch ").split(",")[0]
+    return f"one client after another: {layer} ({reason[:60].rstrip(' .,')})"
+
+
+def table(cells):
+    """Return the table in Markdown; cells are by (kind, engine)."""
+    lines = ["| module | serial | lanes | compiled |", "|---|---|---|---|"]
+    for name, kind in KINDS.items():
+        lines.append(f"| {kind.title} | " + " | ".join(cells[name, engine] for engine in ENGINES) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table({(name, engine): works(name, engine) for name in KINDS for engine in ENGINES}))
