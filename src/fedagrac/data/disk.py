@@ -271,7 +271,7 @@ class DiskArray:
         return found.to(self.dtype)
 
     def _reads(self, rows: Numbers) -> list[tuple[str, int, int, int, int]]:
-        """Return the reads of sorted, distinct rows: file, position, rows read, and the first and end of `rows`."""
+        """Return the reads of sorted, distinct rows: file, position, rows read, begin and end in `rows`."""
         if not len(rows) or not self._row_bytes:
             return []
         owner = np.searchsorted(self._starts, rows, side="right") - 1
