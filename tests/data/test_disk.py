@@ -1,13 +1,11 @@
 """Arrays that stay on disk: the right rows, few reads, no memory, and damaged files refused."""
 
 import copy
-import itertools
 import json
 import os
 import pickle
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -109,50 +107,41 @@ def test_small_rows_on_the_same_pages_are_read_together(tmp_path, reads):
     assert [size for _, size in reads] == [401 * 8, 100 * 8]
 
 
-def test_a_gather_ahead_is_read_in_another_thread_and_taken_once(pictures, monkeypatch):
-    array, rows, readers, real = DiskArray.open(pictures), np.array([5, 2, 5]), [], os.preadv
-    monkeypatch.setattr(
-        os, "preadv", lambda *arguments: readers.append(threading.current_thread()) or real(*arguments)
-    )
-    expected = torch.from_numpy(PICTURES[rows])
+def test_rows_ahead_are_announced_to_the_system_and_not_read_by_the_process(pictures, reads, monkeypatch):
+    array, announced = DiskArray.open(pictures), []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, *place: announced.append(place))
+    rows = np.array([5, 2, 5, 59])
     array.ahead(rows)
-    assert torch.equal(array.gather(rows.copy()), expected)
-    background = len(readers)
-    assert background
-    assert threading.main_thread() not in readers
-    assert torch.equal(array.gather(rows), expected)
-    assert set(readers[background:]) == {threading.main_thread()}
-    array.ahead(rows)
-    assert torch.equal(array.gather(np.array([1])), torch.from_numpy(PICTURES[[1]]))  # other rows: not those ahead
+    assert reads == []
+    first = 128  # the header of a small .npy file
+    assert [place[:2] for place in announced] == [(first + 2 * 48, 58 * 48)]  # the whole file is one page
+    assert {place[2] for place in announced} == {os.POSIX_FADV_WILLNEED}
+    assert torch.equal(array.gather(rows), torch.from_numpy(PICTURES[rows]))
 
 
-def test_the_next_batch_may_be_read_ahead_before_this_one_is_taken(pictures, reads):
+def test_every_read_of_a_batch_is_announced_before_the_first(tmp_path, monkeypatch):
+    np.save(tmp_path / "rows.npy", np.zeros((50, 5000), np.uint8))
+    order, read, announce = [], os.preadv, os.posix_fadvise
+    monkeypatch.setattr(os, "preadv", lambda *arguments: order.append("read") or read(*arguments))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: order.append("announce") or announce(*arguments))
+    DiskArray.open(tmp_path / "rows.npy").gather(np.array([40, 3, 20]))
+    assert order == ["announce"] * 3 + ["read"] * 3
+
+
+def test_without_that_system_call_ahead_does_nothing(pictures, monkeypatch):
+    monkeypatch.delattr(os, "posix_fadvise")
     array = DiskArray.open(pictures)
-    batches = [np.array([i]) for i in range(0, 60, 2)]
-    array.ahead(batches[0])
-    for this, following in itertools.pairwise(batches):
-        array.ahead(following)
-        assert torch.equal(array.gather(this), torch.from_numpy(PICTURES[this]))
-    array.gather(batches[-1])
-    assert len(reads) == len(batches)  # nothing is read twice
+    array.ahead(np.array([7]))
+    assert torch.equal(array[7], torch.from_numpy(PICTURES[7]))
 
 
-def test_rows_read_ahead_that_nobody_takes_are_forgotten(pictures, reads):
+def test_rows_outside_the_array_are_refused(pictures):
     array = DiskArray.open(pictures)
-    for i in (0, 10, 20):
-        array.ahead(np.array([i]))
-    for i in (20, 10, 0):
-        assert torch.equal(array[i], torch.from_numpy(PICTURES[i]))
-    assert len(reads) == 4
-
-
-def test_what_fails_in_the_thread_is_raised_by_gather(pictures):
-    array = DiskArray.open(pictures)
-    array.ahead(np.array([0, 60]))
-    with pytest.raises(fg.InputError, match=r"0 to 60.*from 0 to 59"):
-        array.gather(np.array([0, 60]))
-    with pytest.raises(fg.InputError, match="-1 to 3"):
-        array.gather(np.array([-1, 3]))
+    for read in (array.ahead, array.gather):
+        with pytest.raises(fg.InputError, match=r"0 to 60.*from 0 to 59"):
+            read(np.array([0, 60]))
+        with pytest.raises(fg.InputError, match="-1 to 3"):
+            read(np.array([-1, 3]))
 
 
 def test_a_file_that_became_shorter_is_named(pictures):

@@ -10,7 +10,6 @@ import contextlib
 import math
 import mmap
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,10 +100,10 @@ class DiskArray:
         self.stretches, self.stored, self.swapped, self.finite = tuple(stretches), stored, swapped, finite
         self.dtype = dtype or WIDER.get(stored, stored)
         self._starts = np.cumsum([0, *(stretch.rows for stretch in stretches)], dtype=np.int64)
+        self._offsets = np.array([stretch.offset for stretch in stretches], np.int64)
         self.shape = torch.Size([int(self._starts[-1]), *row])
         self._row_bytes = math.prod(row) * stored.itemsize
         self._files = _Files()
-        self._pending: list[_Ahead] = []
 
     @classmethod
     def open(cls, path: str | Path, finite: bool = False) -> DiskArray:
@@ -227,21 +226,20 @@ class DiskArray:
     def gather(self, rows: Numbers) -> Tensor:
         """Return the rows of these numbers, [k, ...], in memory.
 
-        Each row is read once, in the order of the file; neighbours are read together. If `ahead` was called with
-        the same numbers, its result is returned.
+        Each row is read once, in the order of the file; neighbours are read together.
         """
-        for pending in self._pending:
-            if np.array_equal(pending.rows, rows):
-                self._pending.remove(pending)
-                return pending.result()
-        return self._read(np.asarray(rows, np.int64))
+        distinct, inverse = np.unique(self._checked(rows), return_inverse=True)
+        found = self._read(distinct)
+        in_order = len(distinct) == len(rows) and bool((inverse == np.arange(len(rows))).all())
+        return found if in_order else found[torch.from_numpy(inverse.reshape(-1))]
 
     def ahead(self, rows: Numbers) -> None:
-        """Start to read rows in the background; the next `gather` of the same numbers returns them.
+        """Let the operating system begin to read rows into its cache, where `gather` finds them.
 
-        The last two calls count; rows of earlier calls that nobody gathered are forgotten.
+        This returns at once and holds no memory of the process. A thread that reads would be slower: it and the
+        step that runs meanwhile would wait for each other after every read.
         """
-        self._pending = [*self._pending[-1:], _Ahead(self, np.array(rows, np.int64))]
+        self._announce(self._reads(np.unique(self._checked(rows))))
 
     def pages(self) -> Iterator[tuple[int, Tensor]]:
         """Yield all rows in pages of about 4 MB, each with the number of its first row."""
@@ -249,44 +247,48 @@ class DiskArray:
         for first in range(0, len(self), size):
             yield first, self._read(np.arange(first, min(first + size, len(self))))
 
-    def _read(self, rows: Numbers) -> Tensor:
+    def _checked(self, rows: Numbers) -> Numbers:
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise InputError("rows", f"{rows.min()} to {rows.max()}", f"row numbers from 0 to {len(self) - 1}")
-        distinct, inverse = np.unique(rows, return_inverse=True)
-        content = np.empty((len(distinct), self._row_bytes), np.uint8)
-        if content.size:
-            self._fill(content, distinct)
+        return np.asarray(rows, np.int64)
+
+    def _read(self, rows: Numbers) -> Tensor:
+        """Return sorted, distinct rows."""
+        size, content = self._row_bytes, np.empty((len(rows), self._row_bytes), np.uint8)
+        view, reads = content.reshape(-1).data, self._reads(rows)
+        if len(reads) > 1:
+            self._announce(reads)
+        for path, position, span, i, j in reads:
+            if span == j - i:
+                self._files.read(path, position, view[i * size : j * size])
+            else:
+                whole = np.empty((span, size), np.uint8)
+                self._files.read(path, position, whole.reshape(-1).data)
+                np.take(whole, rows[i:j] - rows[i], axis=0, out=content[i:j])
         if self.swapped:
             content.reshape(-1).view(f"u{self.stored.itemsize}").byteswap(inplace=True)
-        found = torch.from_numpy(content).reshape(-1).view(self.stored).reshape(len(distinct), *self.shape[1:])
-        found = found.to(self.dtype)
-        in_order = len(distinct) == len(rows) and bool((inverse == np.arange(len(rows))).all())
-        return found if in_order else found[torch.from_numpy(inverse.reshape(-1))]
+        found = torch.from_numpy(content).reshape(-1).view(self.stored).reshape(len(rows), *self.shape[1:])
+        return found.to(self.dtype)
 
-    def _fill(self, content: npt.NDArray[np.uint8], rows: Numbers) -> None:
-        """Read sorted, distinct rows into `content`, with one read for rows that are near each other."""
-        size, view = self._row_bytes, content.reshape(-1).data
+    def _reads(self, rows: Numbers) -> list[tuple[str, int, int, int, int]]:
+        """Return the reads of sorted, distinct rows: file, position, rows read, begin and end in `rows`."""
+        if not len(rows) or not self._row_bytes:
+            return []
         owner = np.searchsorted(self._starts, rows, side="right") - 1
-        cuts = np.concatenate([[0], 1 + np.flatnonzero(_far(rows, owner, size)), [len(rows)]])
+        cuts = np.concatenate([[0], 1 + np.flatnonzero(_far(rows, owner, self._row_bytes)), [len(rows)]])
         begin, end = cuts[:-1], cuts[1:]
-        offsets = np.array([stretch.offset for stretch in self.stretches])
-        positions = offsets[owner[begin]] + (rows[begin] - self._starts[owner[begin]]) * size
+        positions = self._offsets[owner[begin]] + (rows[begin] - self._starts[owner[begin]]) * self._row_bytes
         spans = rows[end - 1] - rows[begin] + 1
         paths = [self.stretches[i].path for i in owner[begin].tolist()]
-        with self._files as files:
-            for path, position, span, i, j in zip(
-                paths, positions.tolist(), spans.tolist(), begin.tolist(), end.tolist(), strict=True
-            ):
-                if span == j - i:
-                    files.read(path, position, view[i * size : j * size])
-                else:
-                    whole = np.empty((span, size), np.uint8)
-                    files.read(path, position, whole.reshape(-1).data)
-                    np.take(whole, rows[i:j] - rows[i], axis=0, out=content[i:j])
+        columns = (positions.tolist(), spans.tolist(), begin.tolist(), end.tolist())
+        return list(zip(paths, *columns, strict=True))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs: no thread, and files that it opens itself."""
-        return {**self.__dict__, "_pending": []}
+    def _announce(self, reads: list[tuple[str, int, int, int, int]]) -> None:
+        """Tell the system what will be read, so that the disk has many reads to work on at a time."""
+        if hasattr(os, "posix_fadvise"):
+            for path, position, span, _, _ in reads:
+                size = span * self._row_bytes
+                os.posix_fadvise(self._files.opened(path), position, size, os.POSIX_FADV_WILLNEED)
 
 
 def mapped_file(array: npt.NDArray[Any]) -> np.memmap[Any, Any] | None:
@@ -320,53 +322,18 @@ def _far(rows: Numbers, owner: Numbers, row_bytes: int) -> npt.NDArray[np.bool_]
     return apart
 
 
-class _Ahead:
-    """Rows that a thread is reading."""
-
-    def __init__(self, array: DiskArray, rows: Numbers) -> None:
-        self.rows = rows
-        self._found: Tensor | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(array,), daemon=True)
-        self._thread.start()
-
-    def _run(self, array: DiskArray) -> None:
-        try:
-            self._found = array._read(self.rows)
-        except Exception as error:
-            self._error = error
-
-    def result(self) -> Tensor:
-        """Wait for the rows and return them; raise what reading them raised."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._found is not None
-        return self._found
-
-
 class _Files:
-    """The open files of an array; at most `MOST_OPEN` stay open. One thread reads at a time."""
+    """The open files of an array; at most `MOST_OPEN` stay open. A copy opens its own."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
-        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[_Files], tuple[()]]:
         return _Files, ()
 
-    def __enter__(self) -> _Files:
-        self._lock.acquire()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
     def read(self, path: str, position: int, into: memoryview) -> None:
         """Fill `into` with the bytes at a position of a file."""
-        file = self._open.get(path)
-        if file is None:
-            file = self._opened(path)
+        file = self.opened(path)
         done = os.preadv(file, [into], position)
         while done < len(into):
             count = os.preadv(file, [into[done:]], position + done)
@@ -375,7 +342,11 @@ class _Files:
                 raise InputError(path, f"{os.fstat(file).st_size:,} bytes", accepted)
             done += count
 
-    def _opened(self, path: str) -> int:
+    def opened(self, path: str) -> int:
+        """Return the descriptor of a file."""
+        file = self._open.get(path)
+        if file is not None:
+            return file
         if len(self._open) >= MOST_OPEN:
             os.close(self._open.pop(next(iter(self._open))))
         self._open[path] = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
