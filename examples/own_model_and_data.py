@@ -22,7 +22,7 @@ def main(rounds: int = 15) -> fg.SimulationResult:
         clients.append((X[train][mine], y[train][mine]))
     federation = fg.Federation.from_arrays(clients, test=(X[test], y[test]), name="four writers")
 
-    # any nn.Module: GroupNorm instead of BatchNorm, whose running statistics no algorithm averages
+    # any nn.Module
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 16, 3, padding=1),

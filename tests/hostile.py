@@ -39,7 +39,7 @@ from fedagrac.flower.link import Link
 from fedagrac.flower.server import initial_model
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import unpack
-from fedagrac.models import Imports
+from fedagrac.imports import Imports
 from fedagrac.paper.records import Records, Trial
 from fedagrac.report import read_run, summarise, summary_table
 from fedagrac.report.charts import charts_of, series_of

@@ -260,8 +260,8 @@ def simulated(name, engine, steps, algorithm=None, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = fg.simulate(
-            module, fed, algorithm or fg.FedAvg(lr=LR), rounds=ROUNDS, steps=fg.Explicit([steps]), batch_size=BATCH,
-            loss=kind.loss, device="cpu", **ENGINES[engine], **options,
+            module, fed, algorithm or fg.FedAvg(lr=LR), rounds=ROUNDS, steps=fg.Explicit([steps]),
+            batch_size=BATCH, loss=kind.loss, device="cpu", **ENGINES[engine], **options,
         )  # fmt: skip
     return result, [str(warning.message) for warning in caught]
 

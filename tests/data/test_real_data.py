@@ -121,10 +121,13 @@ def test_training_pictures_are_the_keyed_crops_and_test_pictures_are_not_touched
             seen.append(x.detach().clone())
             return self.w.expand(len(x), 10)
 
-    fg.simulate(
-        Spy(), fed, fg.FedAvg(lr=0.1), rounds=1, steps=fg.Explicit([[2, 1, 1]]), batch_size=4, seed=5, device="cpu"
-    )
-    batches = seen[1:5]  # the first is the trial before the run, the last is the test
+    class ForgetTrials(fg.Callback):
+        def on_start(self, run):
+            seen.clear()
+
+    options = {"rounds": 1, "steps": fg.Explicit([[2, 1, 1]]), "batch_size": 4, "seed": 5, "device": "cpu"}
+    fg.simulate(Spy(), fed, fg.FedAvg(lr=0.1), callbacks=[ForgetTrials()], **options)
+    batches = seen[:4]  # the steps of all clients; the rest is the test
     own = fed.samples_of(0)
     positions = batch_positions(len(own), 2, 4, "replacement", 5, 0, 0)
     shifts = draw_shifts(2, 4, 4, seed=5, round=0, client=0)
@@ -136,7 +139,7 @@ def test_training_pictures_are_the_keyed_crops_and_test_pictures_are_not_touched
             crop = np.pad(picture, ((0, 0), (4, 4), (4, 4)))[:, down : down + 32, right : right + 32]
             expected = ((crop[:, :, ::-1] if flip else crop) / 255 - mean) / std
             assert np.allclose(batches[k][j].numpy(), expected, atol=1e-5)
-    test = torch.cat(seen[5:])
+    test = torch.cat(seen[4:])
     assert len(test) == 10000
     assert np.allclose(test[0].numpy(), (fed.test[0][0].numpy() / 255 - mean) / std, atol=1e-5)
 

@@ -1,7 +1,5 @@
 """Own data and own algorithms in experiment files, and the examples of docs/experiments.md."""
 
-import importlib.util
-import inspect
 import json
 import re
 import tomllib
@@ -19,18 +17,12 @@ from fedagrac.experiments.overrides import apply_settings
 from fedagrac.experiments.run import prepare, run_experiment
 from fedagrac.experiments.schema import Experiment, read_toml
 from fedagrac.experiments.sweep import Sweep, run_sweep
-from fedagrac.models import Imports
+from fedagrac.imports import Imports
 from fedagrac.report import read_run
 from fedagrac.report.charts import series_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "experiments.md"
 FILES = dict(re.findall(r'^```\w+ title="(.*?)"\n(.*?)^```', PAGE.read_text(), re.MULTILINE | re.DOTALL))
-
-needs_client_tests = pytest.mark.skipif(
-    "tests" not in inspect.signature(fg.Federation.from_arrays).parameters
-    or importlib.util.find_spec("fedagrac.rounds.personal") is None,
-    reason="clients have no test sets of their own yet",
-)
 
 DATA = """
 import fedagrac as fg
@@ -162,7 +154,6 @@ def test_an_own_algorithm_has_the_numbers_of_its_formula():
     torch.testing.assert_close(half.vector, first - velocity, rtol=1e-12, atol=1e-12)
 
 
-@needs_client_tests
 def test_clients_are_fine_tuned_and_train_alone(folder):
     prepared = prepare(Experiment.load("speakers.toml"))
     (path,) = run_experiment(prepared, folder / "out")
@@ -183,7 +174,6 @@ def test_clients_are_fine_tuned_and_train_alone(folder):
     assert (folder / "out" / "local_only.json").read_text() == before
 
 
-@needs_client_tests
 def test_clients_without_test_sets_cannot_be_measured():
     table = {**with_algorithm("fedavg"), "per_client": {"fine_tune_steps": 3}}
     with pytest.raises(InputError, match="per_client = 'digits': expected data with a test set for each client"):
@@ -236,7 +226,6 @@ def test_the_options_of_a_data_set_need_no_list():
     assert torch.equal(fed.inputs, expected.inputs)
 
 
-@pytest.mark.skipif(not hasattr(fg.Federation, "split_validation"), reason="there is no validation split yet")
 def test_a_share_of_the_samples_is_held_out():
     prepared = prepare(Experiment.of(with_data("digits", clients=4, validation=0.25)))
     whole = fg.Federation.load("digits", 4, seed=0)
@@ -392,7 +381,6 @@ def test_metrics_are_named():
     assert Experiment.of(TABLE).resolved()["metrics"] == []
 
 
-@pytest.mark.skipif(importlib.util.find_spec("fedagrac.rounds.metrics") is None, reason="there are no metrics yet")
 def test_metrics_are_measured():
     prepared = prepare(Experiment.of({**with_algorithm("fedavg"), "metrics": ["top3", "perplexity"]}))
     result = fg.simulate(prepared.module, prepared.federation, prepared.entries[0].algorithm, **prepared.options())
@@ -404,7 +392,6 @@ def test_metrics_are_measured():
     assert last["perplexity"] == pytest.approx(np.exp(last["test_loss"]), rel=1e-5)
 
 
-@pytest.mark.skipif("buffers" not in fg.Setup.__dataclass_fields__, reason="there is no option buffers yet")
 def test_buffers_reach_the_runs():
     assert prepare(Experiment.of({**TABLE, "buffers": "frozen"})).fleet.setup.buffers == "frozen"
 

@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+from command_line import command
 from fedagrac.paper import RECIPES, Recipe, Records, Table, Trial, run_trials, runner
 from fedagrac.paper.__main__ import main
 from fedagrac.paper.runner import Deadline, run_simulations
@@ -158,9 +159,9 @@ def test_an_interrupted_trial_leaves_a_checkpoint(tmp_path):
     assert outcomes([one], Records(tmp_path)) == outcomes([one], whole)
 
 
-def test_the_module_takes_a_folder_for_checkpoints(tmp_path, monkeypatch, capsys):
-    one = trial("fedavg", 0.05)
-    recipe = Recipe(
+def tiny_recipe(one, run):
+    """Return a recipe of one trial whose table shows how many rounds it has done."""
+    return Recipe(
         name="tiny",
         title="",
         assumptions=(),
@@ -169,9 +170,13 @@ def test_the_module_takes_a_folder_for_checkpoints(tmp_path, monkeypatch, capsys
             ("rounds",), tuple((str(r.outcome["rounds"]),) for r in records.values())
         ),
         claims=lambda records: [],
-        run=run_simulations,
+        run=run,
     )
-    monkeypatch.setitem(RECIPES, "tiny", recipe)
+
+
+def test_the_module_takes_a_folder_for_checkpoints(tmp_path, monkeypatch, capsys):
+    one = trial("fedavg", 0.05)
+    monkeypatch.setitem(RECIPES, "tiny", tiny_recipe(one, run_simulations))
     kept = tmp_path / "kept"
     arguments = ["tiny", "--out", str(tmp_path), "--checkpoints", str(kept)]
     main([*arguments, "--time-budget", "1e-9"])
@@ -179,3 +184,30 @@ def test_the_module_takes_a_folder_for_checkpoints(tmp_path, monkeypatch, capsys
     assert not Records(tmp_path).all("tiny")  # the time was up before the first run
     main(arguments)
     assert Records(tmp_path).get("tiny", one).outcome["rounds"] == 7
+
+
+def test_the_command_resumes_a_run_from_its_folder_of_checkpoints(tmp_path, monkeypatch, capsys):
+    one, rounds = trial("fedagrac", 0.05), []
+
+    def run(group, deadline, data_dir=None):
+        """Cut the first call off after a round."""
+        rounds.append(0)
+
+        def seen():
+            rounds[-1] += 1
+
+        return run_simulations(group, Deadline(0.0 if len(rounds) == 1 else None, seen, deadline.folder))
+
+    monkeypatch.setitem(RECIPES, "tiny", tiny_recipe(one, run))
+    kept = tmp_path / "kept"
+    arguments = ["reproduce", "tiny", "--out", str(tmp_path), "--checkpoints", str(kept)]
+    code, _, notes = command(*arguments, capsys=capsys)
+    assert code == 0
+    assert "run the same command again" in notes
+    assert [path.name for path in kept.iterdir()] == [one.key]
+    assert command(*arguments, capsys=capsys)[0] == 0
+    assert rounds == [1, 6]
+    assert list(kept.iterdir()) == []
+    straight = run_simulations([one.settings], Deadline(None))[0]
+    outcome = Records(tmp_path).get("tiny", one).outcome
+    assert {key: outcome[key] for key in straight} == straight

@@ -29,7 +29,7 @@ from fedagrac.experiments.run import prepare, run_experiment
 from fedagrac.experiments.schema import Experiment, default_table
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import BadReplyError, unpack
-from fedagrac.models import Imports
+from fedagrac.imports import Imports
 from fedagrac.paper.records import Records, Trial
 from fedagrac.rounds.server import Server
 from fedagrac.storage.checkpoints import Checkpoint, CheckpointError, Facts

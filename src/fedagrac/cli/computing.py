@@ -70,9 +70,9 @@ def prepare_experiment(
     trust_imports: bool,
     state_dir: Path | None = None,
 ) -> Prepared:
-    """Load the data and build the model and the algorithms. Models may lie beside the experiment file."""
+    """Load the data and build the model and the algorithms. Own code may lie beside the experiment file."""
     from fedagrac.experiments.run import prepare
-    from fedagrac.models import Imports
+    from fedagrac.imports import Imports
 
     with naming_options(trusted="--trust-imports"):
         return prepare(experiment, data_dir, Imports(file and file.parent, trust_imports), state_dir)

@@ -42,17 +42,27 @@ def reproduce(
     time_budget: Annotated[
         float | None, typer.Option("--time-budget", metavar="SECONDS", help="Stop after this time.")
     ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoints",
+            metavar="DIR",
+            help="Keep a run that is cut off in this folder; the same command resumes it.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Reproduce a table or figure of the paper: our figures beside the paper's, and which claims hold.
 
     Every run is recorded in RECIPE.jsonl. Recorded runs are not repeated, so a
-    long recipe can be stopped and started again.
+    long recipe can be stopped and started again. With --checkpoints, a run that
+    the time budget or a signal cuts off is resumed from its last round.
 
     [bold]Examples[/]
       fedagrac reproduce table-models
       fedagrac reproduce table1 --only lr/
       fedagrac reproduce table1 --scale paper --out reproduction
+      fedagrac reproduce table2 --time-budget 900 --checkpoints runs/cut-off
     """
     one_of("--scale", scale, ["quick", "medium", "paper"])
     if time_budget is not None:
@@ -64,7 +74,7 @@ def reproduce(
     computing.start()
     outcomes = []
     for recipe in RECIPES.values() if name == "all" else [RECIPES[name]]:
-        outcomes.append(_reproduce(recipe, cast("Scale", scale), only, out, data_dir, end, as_json))
+        outcomes.append(_reproduce(recipe, cast("Scale", scale), only, out, data_dir, end, checkpoints, as_json))
     if as_json:
         print(json.dumps(outcomes))
 
@@ -76,6 +86,7 @@ def _reproduce(
     out: Path,
     data_dir: Path | None,
     end: float | None,
+    checkpoints: Path | None,
     as_json: bool,
 ) -> dict[str, Any]:
     """Do the runs that are not recorded until `end`, draw and print the outcome, and return it."""
@@ -84,7 +95,7 @@ def _reproduce(
     notes, records = Console(stderr=True), Records(out)
     trials = [trial for trial in recipe.trials(scale) if only in trial.name]
     left = None if end is None else end - time.monotonic()
-    if recipe.run is not None and not _run(recipe, trials, records, data_dir, left, notes):
+    if recipe.run is not None and not _run(recipe, trials, records, data_dir, left, checkpoints, notes):
         notes.print("the time budget is spent: run the same command again to continue", highlight=False)
     recorded = records_of(recipe, scale, records)
     table, verdicts = recipe.table(recorded, scale), recipe.claims(recorded)
@@ -107,6 +118,7 @@ def _run(
     records: Records,
     data_dir: Path | None,
     time_budget: float | None,
+    checkpoints: Path | None,
     notes: Console,
 ) -> bool:
     """Do the runs that are not recorded behind a progress bar. Return whether all runs are recorded now."""
@@ -144,7 +156,9 @@ def _run(
                 say(f"{some[0].name}{others}: recorded, {seconds} s")
 
         run = functools.partial(recipe.run, data_dir=data_dir)
-        return run_trials(recipe.name, trials, records, run, time_budget, show, lambda: bar.advance(task))
+        return run_trials(
+            recipe.name, trials, records, run, time_budget, show, lambda: bar.advance(task), checkpoints
+        )
 
 
 def _print(recipe: Recipe, table: Table, verdicts: list[Verdict]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fedagrac.core.streams import Purpose, stream
-from fedagrac.data.arrays import Tree, as_pair, check_finite, check_like, largest, pool
+from fedagrac.data.arrays import Tree, as_pair, check_finite, check_like, is_tree, largest, pool
 from fedagrac.data.datasets import by_client, read_dataset, read_datasets
 from fedagrac.data.disk import DiskArray
 from fedagrac.data.download import ready
@@ -119,7 +119,7 @@ class Federation:
         self.class_names = None if class_names is None else tuple(class_names)
         self.validation: Shares | None = None
         self._set_shares(shares, weights)
-        self._names: Sequence[object] | None = _checked_names(names, self.num_clients)
+        self._names: Sequence[object] | npt.NDArray[Any] | None = _checked_names(names, self.num_clients)
         _check_samples(inputs, targets, test, tests)
         if tests is not None and len(tests.shares.sizes) != self.num_clients:
             raise InputError(
@@ -169,8 +169,10 @@ class Federation:
         return str(client if known is None else known[client])
 
     @property
-    def _known_names(self) -> Sequence[object] | None:
-        return getattr(self.shares, "names", None) if self._names is None else self._names
+    def _known_names(self) -> Sequence[object] | npt.NDArray[Any] | None:
+        if self._names is None and isinstance(self.shares, StoredShares):
+            return self.shares.names
+        return self._names
 
     @property
     def num_classes(self) -> int | None:
@@ -178,7 +180,7 @@ class Federation:
         if self.class_names is not None:
             return len(self.class_names)
         labels = [self.targets, *([self.test[1]] if self.test else [])]
-        if any(not hasattr(part, "dtype") or part.dtype != torch.int64 for part in labels):
+        if any(is_tree(part) or part.dtype != torch.int64 for part in labels):
             return None
         return max(0, 1 + max(map(largest, labels)))
 

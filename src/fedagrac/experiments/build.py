@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +25,7 @@ from fedagrac.errors import InputError, fraction, nearest, one_of, positive, unk
 from fedagrac.heterogeneity import STEP_SCHEDULES as STEPS
 from fedagrac.heterogeneity import Clock, DeviceProfile, Participation, StepSchedule
 from fedagrac.imports import Imports, is_import_path
+from fedagrac.rounds import metrics
 from fedagrac.rounds.guard import Guard
 from fedagrac.rounds.stop import Stop
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedagrac.engines import Loss
-    from fedagrac.rounds.evaluation import Metric
+    from fedagrac.rounds.metrics import Metric
 
 __all__ = [
     "LOSSES",
@@ -69,15 +70,15 @@ LOSSES: dict[str, Loss | None] = {
 }
 """The losses that an experiment file can name; None is what runs take by default."""
 
-METRICS: dict[str, Callable[[], Metric]] = {
-    "top3": lambda: _metrics().top_k(3),
-    "top5": lambda: _metrics().top_k(5),
-    "top10": lambda: _metrics().top_k(10),
-    "perplexity": lambda: _metrics().perplexity(),
-    "mse": lambda: _metrics().mse,
-    "mae": lambda: _metrics().mae,
-    "rmse": lambda: _metrics().rmse,
-    "r2": lambda: _metrics().r2,
+METRICS: dict[str, Metric] = {
+    "top3": metrics.top_k(3),
+    "top5": metrics.top_k(5),
+    "top10": metrics.top_k(10),
+    "perplexity": metrics.perplexity(),
+    "mse": metrics.mse,
+    "mae": metrics.mae,
+    "rmse": metrics.rmse,
+    "r2": metrics.r2,
 }
 """The metrics that an experiment file can name."""
 
@@ -164,7 +165,7 @@ def build_federation(
         if share is None:
             return federation
         held_out = fraction("validation", share)
-        return federation.split_validation(held_out, seed=seed)  # type: ignore[attr-defined,no-any-return,unused-ignore]
+        return federation.split_validation(held_out, seed=seed)
 
 
 def _load(name: str, options: Settings) -> Federation:
@@ -246,12 +247,6 @@ def build_guard(settings: Settings | None) -> Guard | None:
         return _construct(Guard, settings)
 
 
-def _metrics() -> Any:
-    from fedagrac.rounds import metrics  # type: ignore[attr-defined,unused-ignore]
-
-    return metrics
-
-
 def build_loss(name: str) -> Loss | None:
     """Return the loss by name; None for cross-entropy, the default of a run.
 
@@ -272,7 +267,7 @@ def build_metrics(names: Sequence[str]) -> dict[str, Metric]:
         one_of("metrics", name, METRICS)
     if len(set(names)) < len(names):
         raise InputError("metrics", list(names), "each metric once")
-    return {name: METRICS[name]() for name in names}
+    return {name: METRICS[name] for name in names}
 
 
 def build_model(

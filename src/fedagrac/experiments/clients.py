@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from fedagrac.engines import current_ranks
 from fedagrac.errors import InputError
 from fedagrac.files import write_atomically
 from fedagrac.rounds.callback import Callback
+from fedagrac.rounds.personal import fine_tune, local_only
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ SHARED = (
 
 def check_measurable(federation: Federation) -> None:
     """Check that clients can be measured one by one: each has a test set, and one process has all clients."""
-    if federation.tests is None:  # type: ignore[attr-defined,unused-ignore]
+    if federation.tests is None:
         accepted = "data with a test set for each client, such as Federation.from_arrays(..., tests=)"
         raise InputError("per_client", federation.name, accepted)
     if current_ranks().size > 1:
@@ -63,8 +63,6 @@ class _FineTune(Callback):
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
         """Train and measure, unless the run diverged."""
-        from fedagrac.rounds.personal import fine_tune  # type: ignore[import-not-found,unused-ignore]
-
         chosen = self.prepared.experiment.per_client
         if chosen is None or result.status == "diverged":
             return
@@ -84,15 +82,13 @@ class _StoreTuned(Callback):
     def on_end(self, run: Run, result: SimulationResult) -> None:
         """Write the columns."""
         if self.tuning.columns is not None:
-            columns = self.folder.read_per_client()  # type: ignore[attr-defined,unused-ignore]
+            columns = self.folder.read_per_client()
             tuned = {f"tuned_{name}": self.tuning.columns[name] for name in ("accuracy", "loss")}
-            self.folder.write_per_client({**columns, **tuned})  # type: ignore[attr-defined,unused-ignore]
+            self.folder.write_per_client({**columns, **tuned})
 
 
 def train_alone(prepared: Prepared, out: Path) -> None:
     """Let each client train alone if that is asked for. Write its results to local_only.json, once."""
-    from fedagrac.rounds.personal import local_only  # type: ignore[import-not-found,unused-ignore]
-
     experiment, setup = prepared.experiment, prepared.fleet.setup
     chosen, path = experiment.per_client, out / LOCAL_ONLY
     if chosen is None or not chosen.local_only or path.exists():
@@ -107,5 +103,4 @@ def train_alone(prepared: Prepared, out: Path) -> None:
 def _options(prepared: Prepared) -> dict[str, Any]:
     """Return the options of the runs that hold for a client alone."""
     setup = prepared.fleet.setup
-    names = [field.name for field in dataclasses.fields(setup) if field.name in SHARED]
-    return {name: getattr(setup, name) for name in names}
+    return {name: getattr(setup, name) for name in SHARED}

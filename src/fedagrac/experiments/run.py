@@ -181,7 +181,6 @@ def _check_imports(experiment: Experiment, imports: Imports) -> None:
 
 def build_setup(experiment: Experiment, state_dir: Path | None = None) -> Setup:
     """Return the options that all runs of an experiment share."""
-    buffers = {} if experiment.buffers == "average" else {"buffers": experiment.buffers}
     return Setup.of(
         rounds=experiment.rounds,
         steps=build_steps(experiment.steps),
@@ -190,6 +189,7 @@ def build_setup(experiment: Experiment, state_dir: Path | None = None) -> Setup:
         sampling=experiment.data.sampling,
         participation=build_participation(experiment.participation),
         weight_decay=float(experiment.weight_decay),
+        buffers=experiment.buffers,
         seed=experiment.seed,
         engine=experiment.engine,
         compile=experiment.compile,
@@ -201,7 +201,6 @@ def build_setup(experiment: Experiment, state_dir: Path | None = None) -> Setup:
         guard=build_guard(experiment.guard),
         metrics=build_metrics(experiment.metrics) or None,
         state_dir=state_dir,
-        **buffers,
     )
 
 

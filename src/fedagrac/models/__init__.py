@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedagrac.errors import count, one_of, unknown
-from fedagrac.models.imports import Imports
+from fedagrac.imports import Imports
 from fedagrac.models.networks import MOST_CLASSES, alexnet, cnn, vgg19
 from fedagrac.models.residual import resnet18, resnet20
 from fedagrac.models.sequences import CharGPT, CharLSTM
