@@ -1,4 +1,4 @@
-"""Every kind of module gives the numbers of plain PyTorch in every engine, or is named where it cannot be batched."""
+"""Every kind of module gives the numbers of plain PyTorch in every engine; what cannot be batched is named."""
 
 import re
 from pathlib import Path

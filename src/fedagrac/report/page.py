@@ -283,7 +283,7 @@ def _span(ends: Sequence[int]) -> str:
 def _labels_figure(federation: Description, key: str) -> PlotlyFigure:
     """Return the heat map of samples per class and client."""
     labels = federation.labels or []
-    clients, classes = [str(i) for i in federation.shown], len(labels[0])
+    clients, classes = federation.names or [str(i) for i in federation.shown], len(labels[0])
     return {
         "id": key,
         "title": "Samples per class and client",
@@ -317,7 +317,7 @@ def _height(labels: list[list[int]]) -> int:
 
 def _steps_figure(federation: Description, key: str) -> PlotlyFigure:
     """Return the bar chart of the local steps of each client in round 1."""
-    clients = [str(i) for i in federation.shown]
+    clients = federation.names or [str(i) for i in federation.shown]
     return {
         "id": key,
         "title": "Local steps in round 1",

@@ -275,7 +275,9 @@ def _clients_label(federation: Description) -> str:
 
 
 def _client_ticks(axes: Axes, federation: Description) -> None:
-    """Label as many clients with their numbers as there is room for."""
+    """Label as many clients as there is room for, with their names if these are short."""
     most = 20 if federation.clients <= 100 else 10 if federation.clients <= 10_000 else 6
     positions = range(0, len(federation.shown), -(-len(federation.shown) // most))
-    axes.set_xticks(list(positions), [str(federation.shown[i]) for i in positions])
+    names = federation.names or []
+    short = bool(names) and max(map(len, names)) <= 6
+    axes.set_xticks(list(positions), [names[i] if short else str(federation.shown[i]) for i in positions])

@@ -50,6 +50,7 @@ class Divergence:
         steps: how many steps the client was asked to do.
         clients: how many clients of the round did not stay finite.
         stable_lr: the eta below which the algorithm is stable in theory; None if theory gives none.
+        name: the name of the client; None if clients have no names of their own.
 
     Examples:
         >>> str(Divergence(round=3, lr=2.0, client=4, step=7, steps=20, clients=2))
@@ -66,12 +67,14 @@ try a smaller lr than 2'
     steps: int | None = None
     clients: int = 0
     stable_lr: float | None = None
+    name: str | None = None
 
     def __str__(self) -> str:
         if self.client is None:
             what = "every client's model is finite, but the server's is not"
         else:
-            what = f"the model or loss of client {self.client} is not finite"
+            known = "" if self.name is None else f" ({self.name})"
+            what = f"the model or loss of client {self.client}{known} is not finite"
             if self.step is not None:
                 what += f" after {self.step} of its {self.steps} local steps"
                 what += f", as the first of {self.clients}" if self.clients > 1 else ""
@@ -112,22 +115,25 @@ def diagnose(
     known_here[torch.from_numpy(local[lost])] = torch.from_numpy(local_steps)
     steps = ranks.total(known_here).numpy()  # from here on, all processes know the same
     stable = ranks.agree(_stable_lr(workload, algorithm, cohort) if ranks.rank == 0 else None)
-    number, lost = cohort.round + 1, np.flatnonzero(steps)
+    number, lost, federation = cohort.round + 1, np.flatnonzero(steps), workload.federation
     if not len(lost):
         return Divergence(number, algorithm.lr, stable_lr=stable)
     known = lost[steps[lost] > 0]
     if not len(known) or (steps == CUT_OFF).any():
         client = int(cohort.clients[lost[0]])
-        return Divergence(number, algorithm.lr, client, clients=len(lost), stable_lr=stable)
+        name = federation.name_of(client) if federation.has_names else None
+        return Divergence(number, algorithm.lr, client, clients=len(lost), stable_lr=stable, name=name)
     first = known[np.argmin(steps[known])]
+    client = int(cohort.clients[first])
     return Divergence(
         round=number,
         lr=algorithm.lr,
-        client=int(cohort.clients[first]),
+        client=client,
         step=int(steps[first]),
         steps=int(cohort.steps[first]),
         clients=len(lost),
         stable_lr=stable,
+        name=federation.name_of(client) if federation.has_names else None,
     )
 
 

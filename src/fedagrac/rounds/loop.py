@@ -190,7 +190,9 @@ class Run:
             for row, fault in guard.dropped(self.ranks.total(lengths).numpy()).items()
         }
         for client, fault in dropped.items():
-            self.fleet.note(order.whole.round + 1, f"client {client}: dropped, its update is {fault}")
+            known = self.federation is not None and self.federation.has_names
+            name = f" ({self.federation.name_of(client)})" if known and self.federation is not None else ""
+            self.fleet.note(order.whole.round + 1, f"client {client}{name}: dropped, its update is {fault}")
         return replies.without(dropped)
 
     def _evaluate(self) -> Measures:
