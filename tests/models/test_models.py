@@ -401,3 +401,19 @@ def test_shifts_are_keyed_and_do_not_depend_on_how_many_follow():
     assert np.array_equal(draw_shifts(11, 7, 4, seed=1, round=2, client=3), long[:11])
     assert not np.array_equal(draw_shifts(30, 7, 4, seed=1, round=2, client=4), long)
     assert not np.array_equal(draw_shifts(30, 7, 4, seed=1, round=3, client=3), long)
+
+
+@pytest.mark.parametrize(("name", "lr", "rounds"), [("resnet20", 0.05, 6), ("resnet18", 0.01, 3)])
+def test_residual_networks_with_batch_norm_train_and_their_statistics_move(name, lr, rounds):
+    rng = np.random.default_rng(0)
+    labels = np.arange(24) % 3
+    pictures = (rng.normal(size=(24, 3, 32, 32)) + labels[:, None, None, None]).astype(np.float32)
+    fed = fg.Federation.from_pool(pictures, labels, 2, fg.IID(), test=(pictures, labels))
+    torch.manual_seed(0)
+    model = fg.models.build(name, classes=3, norm="batch")
+    result = fg.simulate(model, fed, fg.FedAvg(lr=lr), rounds=rounds, steps=fg.Constant(2), batch_size=6)
+    losses = result.history.column("train_loss")
+    assert losses[-1] < 0.8 * losses[0]
+    moved = [key for key, value in result.buffers.items() if not torch.equal(value, model.state_dict()[key])]
+    assert moved == [key for key in model.state_dict() if key not in result.params]
+    assert result.buffers["stem.1.num_batches_tracked"] == 2 * rounds
