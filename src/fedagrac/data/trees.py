@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 __all__ = ["leaves", "map_leaves", "named_leaves", "num_samples"]
@@ -19,6 +20,8 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
         >>> map_leaves(lambda a, b: a + b, (1, 2), (10, 20))
         (11, 22)
     """
+    if isinstance(tree, torch.Tensor):  # most trees are; walking one costs more than a small step
+        return function(tree, *others)
     return pytree.tree_map(function, tree, *others)
 
 
@@ -29,7 +32,7 @@ def leaves(tree: Any) -> list[Any]:
         >>> leaves({"ids": 1, "mask": (2, 3)})
         [1, 2, 3]
     """
-    return list(pytree.tree_leaves(tree))
+    return [tree] if isinstance(tree, torch.Tensor) else list(pytree.tree_leaves(tree))
 
 
 def named_leaves(name: str, tree: Any) -> list[tuple[str, Any]]:

@@ -118,6 +118,7 @@ class LanesEngine:
             fitting = self.memory.fitting_width(4, int(size), 1)
             width = max(1, min(len(members), FULL_GRADIENT_CHUNK // int(size), fitting))
             with training(w):
+                self.model.route(width)
                 for start in range(0, len(members), width):
                     some = members[start : start + width]
                     samples, shifts = self._one_batch(clients[some], round, batch)

@@ -70,8 +70,10 @@ class LaneModel:
         w = self.workload
         m, batch = samples.shape
         frames = None if shifts is None else shifts.reshape(-1, 3)
-        loaded = w.load(samples.reshape(-1), frames, pool, generators)
-        inputs, targets = map_leaves(lambda leaf: leaf.reshape(m, batch, *leaf.shape[1:]), loaded)
+        inputs, targets = (
+            map_leaves(lambda leaf: leaf.reshape(m, batch, *leaf.shape[1:]), tree)
+            for tree in w.load(samples.reshape(-1), frames, pool, generators)
+        )
         leaves = [block.detach().requires_grad_() for block in blocks]
         moving = self.given_buffers(m) if buffers is None else buffers
         with torch.enable_grad(), self.layers or contextlib.nullcontext():
