@@ -155,3 +155,24 @@ def test_points_must_fit_and_hessians_must_not_be_huge(monkeypatch):
     with pytest.raises(InputError, match="at most 10"):
         problem.hessian(0, problem.x1)
     assert constants(problem).mu == pytest.approx(0.05, abs=1e-9)  # without whole Hessians
+
+
+def test_a_module_whose_buffers_move_is_no_function_of_x_and_is_refused():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    fed = fg.Federation.from_arrays([(np.ones((4, 2)), np.zeros(4, np.int64))])
+    with pytest.raises(InputError, match="running_mean.*a function of x alone"):
+        Problem(module, fed)
+
+
+def test_a_problem_with_two_inputs_has_the_values_of_a_hand_calculation():
+    class Sum(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, a, b):
+            return self.weight * (a + b)
+
+    fed = fg.Federation.from_arrays([((np.array([1.0, 2.0]), np.array([0.0, 1.0])), np.array([1.0, 5.0]))])
+    problem = Problem(Sum(), fed, loss=torch.nn.functional.mse_loss)
+    assert float(problem.value(0, problem.x1)) == pytest.approx(((2 - 1) ** 2 + (6 - 5) ** 2) / 2)

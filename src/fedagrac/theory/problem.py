@@ -6,13 +6,14 @@ All values are float64 and cover all data of a client, without augmentation and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from fedagrac.data.trees import map_leaves, num_samples
 from fedagrac.engines import Loss, Workload
 from fedagrac.errors import InputError
 from fedagrac.models.vector import VectorModel
@@ -70,7 +71,11 @@ class Problem:
     ) -> None:
         vector = VectorModel(model, dtype=torch.float64)
         self.workload = Workload.of(vector, federation, loss, batch_size, "replacement", weight_decay, 0)
-        vector.module.eval()
+        if vector.buffers.names or federation.transform is not None:
+            what = "a transform" if federation.transform is not None else f"the buffer {vector.buffers.names[0]}"
+            accepted = "no buffer that a forward pass changes and no transform: F must be a function of x alone"
+            raise InputError("model", what, accepted)
+        vector.eval()
         self.default_loss = loss is None
         self.federation = federation
         self.weights = torch.as_tensor(federation.weights, dtype=torch.float64)
@@ -83,9 +88,9 @@ class Problem:
         """The number of parameters."""
         return self.workload.model.size
 
-    def _loss(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _loss(self, x: Tensor, inputs: Any, targets: Any) -> Tensor:
         w = self.workload
-        return w.loss(functional_call(w.model.module, w.model.views(x), (inputs,)), targets)
+        return w.loss(functional_call(w.model.module, w.model.views(x), *w.arguments(inputs)), targets)
 
     def _pieces(self, client: int) -> Iterator[tuple[float, Tensor, Tensor]]:
         """Yield a client's samples in pieces, each after its share of the samples."""
@@ -164,7 +169,9 @@ class Problem:
         """Return E |g - gradient of F_i|^2 at x, where g is the gradient of a batch drawn with replacement."""
         if self.batch_size is None:
             return 0.0
-        single = vmap(grad(lambda x, X, y: self._loss(x, X[None], y[None])), (None, 0, 0), randomness="different")
+        single = vmap(
+            grad(lambda x, X, y: self._loss(x, *map_leaves(_alone, (X, y)))), (None, 0, 0), randomness="different"
+        )
         squares, mean = 0.0, torch.zeros_like(x)
         rows = max(1, NUMBERS // self.size)
         samples = torch.from_numpy(self.federation.samples_of(client))
@@ -190,16 +197,21 @@ class Problem:
             return None
         rng = np.random.default_rng(0)
         a, b = (torch.from_numpy(rng.normal(size=self.size)) for _ in range(2))
-        inputs, _ = self.workload.load(torch.arange(min(8, len(self.workload.inputs))))
-        model = self.workload.model
+        inputs, _ = self.workload.load(torch.arange(min(8, num_samples(self.workload.inputs))))
+        model, arguments = self.workload.model, self.workload.arguments(inputs)
 
         def output(x: Tensor) -> Tensor:
-            outputs: Tensor = functional_call(model.module, model.views(x), (inputs,))
+            outputs: Tensor = functional_call(model.module, model.views(x), *arguments)
             return outputs
 
         with torch.no_grad():
             middle, mean = output((a + b) / 2), (output(a) + output(b)) / 2
         return True if torch.allclose(middle, mean, rtol=1e-9, atol=1e-9) else None
+
+
+def _alone(sample: Tensor) -> Tensor:
+    """Return one sample as a batch."""
+    return sample[None]
 
 
 def as_array(x: Tensor) -> npt.NDArray[np.float64]:
