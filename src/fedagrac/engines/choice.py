@@ -189,6 +189,7 @@ class Measurements:
         rows: for each measured candidate the microseconds per client-step, `us`, and the seconds of preparation,
             `start_s`.
         engines: the candidates that were built in this process.
+        unfit: the candidates that cannot run this workload, with the reason.
     """
 
     def __init__(self, workload: Workload, lanes: int) -> None:
@@ -203,6 +204,7 @@ class Measurements:
         if self.path is not None:
             self.rows = (read_measurement(self.path) or {}).get("candidates", {})
         self.engines: dict[str, Engine] = {}
+        self.unfit: dict[str, str] = {}
 
     def _about(self) -> dict[str, Any]:
         w = self.workload
@@ -248,8 +250,8 @@ class Measurements:
         return self.engines.get(name) or CANDIDATES[name](self.workload), f"by measurement: {compared}"
 
     def _measure(self, name: str) -> None:
-        """Time a candidate that was not timed before."""
-        if name in self.rows:
+        """Time a candidate that was not timed before; one that falls back to another one is left out."""
+        if name in self.rows or name in self.unfit:
             return
         reference = self.rows.get("serial", {}).get("us", 0.0) / 1e6
         m, steps = self.lanes, 5
@@ -272,7 +274,9 @@ class Measurements:
                 while len(times) < 3 and sum(times) < SECONDS:
                     times.append(self.seconds(engine, m, steps))
             except UserWarning as reason:
-                log.info("engine: %s cannot run here: %s", name, reason)
+                if str(reason) not in self.unfit.values():
+                    log.info("engine: %s: %s", name, reason)
+                self.unfit[name] = str(reason)
                 return
         prepares = "compiled" in name
         self.rows[name] = {"us": min(times) / (steps * m) * 1e6, "start_s": started if prepares else 0.0}
