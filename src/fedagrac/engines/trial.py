@@ -122,7 +122,7 @@ def _try_loss(w: Workload, output: Any, targets: Any, default_loss: bool) -> Non
         except Exception as error:
             accepted = f"a function of (output {shapes[0]}, target {shapes[1]}); it said: {error}"
             raise InputError("loss", name, accepted) from error
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+    if not isinstance(loss, torch.Tensor) or loss.ndim:
         shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise InputError("loss", shape, "a scalar, the mean over the batch (reduction='mean')")
     for warning in caught:
@@ -148,9 +148,10 @@ def _broadcast(name: str, shapes: list[str]) -> InputError:
 
 
 def _compares_all_with_all(w: Workload, output: Any, targets: Any) -> bool:
-    """Return whether the loss broadcasts [n] against [n, 1]: with equal shapes it would have another value.
+    """Return whether the loss broadcasts [n] against [n, 1].
 
-    Random outputs and targets are compared, because those of a fresh model may all be equal.
+    Then it stays the same when targets change places, but not when output and targets have equal shapes. Random
+    outputs and targets are compared, because those of a fresh model may all be equal.
     """
     both = isinstance(output, torch.Tensor) and isinstance(targets, torch.Tensor)
     if not both or output.shape == targets.shape or output.numel() != targets.numel():
@@ -166,10 +167,11 @@ def _compares_all_with_all(w: Workload, output: Any, targets: Any) -> bool:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            given, equal = w.loss(outputs, labels), w.loss(outputs.reshape(labels.shape), labels)
+            given, moved = w.loss(outputs, labels), w.loss(outputs, labels.roll(1, 0))
+            equal = w.loss(outputs.reshape(labels.shape), labels)
     except Exception:
         return False  # it does not take equal shapes, so it does not compare number with number
-    return not torch.allclose(given, equal)
+    return torch.allclose(given, moved) and not torch.allclose(given, equal)
 
 
 def _check_labels(w: Workload, output: Any) -> None:
