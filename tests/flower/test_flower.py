@@ -25,6 +25,7 @@ pytest.importorskip("flwr", reason="the extra fedagrac[flower] is not installed"
 from flwr.app import Array, Context, Error, Message, RecordDict
 
 from fedagrac.cli.app import main
+from fedagrac.core.streams import first_weights
 from fedagrac.flower import client_app, link
 from fedagrac.flower.app import write_app
 from fedagrac.flower.fleet import FlowerFleet
@@ -495,6 +496,175 @@ def test_a_resumed_run_has_the_same_numbers(tmp_path):
     assert [record["round"] for record in resumed.history] == [1, 2, 3, 4]
     assert "resumed after round 2" in resumed.history[2]["events"]
     assert len((tmp_path / "run" / "history.jsonl").read_text().splitlines()) == 4
+
+
+def norm(context):
+    layers = torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 10)
+    return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+
+MOVING = ["2.running_mean", "2.running_var", "2.num_batches_tracked"]
+
+
+def norm_nodes(settings, spoil=None, **node_configs):
+    nodes = {
+        10 + i: Node(settings, i, norm, **{key: values[i] for key, values in node_configs.items()})
+        for i in range(3)
+    }
+    return StandIn(nodes, spoil)
+
+
+def norm_run(settings, grid, test=None):
+    checked = Settings.of(settings)
+    return run_federation(grid, checked, initial_model(checked, norm, None), test)
+
+
+def norm_simulated(algorithm, buffers, rounds=3):
+    with first_weights(0):
+        net = norm(None).double()
+    options = {"steps": fg.Explicit([K]), "batch_size": 10, "engine": "serial", "buffers": buffers}
+    return fg.simulate(net, FED, algorithm, rounds, **options)
+
+
+def same_model(run, expected):
+    """Return whether the model and the buffers of a live run are those of a simulation."""
+    ours, theirs = (result.model().state_dict() for result in (run.result, expected))
+    assert ours.keys() == theirs.keys()
+    return all(close(ours[key].double(), theirs[key].double()) for key in ours)
+
+
+@pytest.mark.parametrize("tested", [False, True], ids=["no test data", "test data"])
+@pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
+@pytest.mark.parametrize(
+    ("name", "form"), [("fedavg", "explicit"), ("fedagrac", "client"), ("fedlin", "explicit")]
+)
+def test_buffers_of_a_federation_are_those_of_a_simulation(name, form, buffers, tested, tmp_path):
+    """Without test data the server never runs the module, so clients must say which buffers move."""
+    settings = config(tmp_path, algorithm__name=name, steps__kind=form, buffers=buffers)
+    run = norm_run(settings, norm_nodes(settings, steps=K), FED.test if tested else None)
+    expected = norm_simulated(fg.algorithm(name, lr=0.1), buffers)
+    assert same_model(run, expected)
+    assert [record["events"] for record in run.history] == [[], [], []]
+    if tested:
+        assert run.history.column("test_loss") == pytest.approx(expected.history.column("test_loss"), abs=1e-12)
+    assert list(run.result.buffers) == ([] if buffers == "frozen" else MOVING)
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(close(saved[key].double(), value.double()) for key, value in expected.buffers.items())
+
+
+def backbone(context):
+    """A drawn layer that does not train, in eval(), with dropout and BatchNorm; and a head that does."""
+    layers = torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Dropout(0.5)
+    frozen = torch.nn.Sequential(torch.nn.Flatten(), *layers).requires_grad_(False).eval()
+    return torch.nn.Sequential(frozen, torch.nn.Linear(16, 10))
+
+
+def test_what_does_not_train_is_the_same_on_every_node(tmp_path):
+    settings = config(tmp_path)
+    nodes = {10 + i: Node(settings, i, backbone) for i in range(3)}
+    checked = Settings.of(settings)
+    run = run_federation(StandIn(nodes), checked, initial_model(checked, backbone, None), FED.test)
+    with first_weights(0):
+        net = backbone(None).double()
+    options = {"steps": fg.Explicit([K]), "batch_size": 10, "engine": "serial"}
+    assert same_model(run, fg.simulate(net, FED, fg.FedaGrac(lr=0.1), 3, **options))
+
+
+@pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
+def test_buffers_of_a_federation_are_counted_in_bytes(buffers, tmp_path):
+    settings = config(tmp_path, algorithm__name="fedavg", buffers=buffers)
+    run, expected = norm_run(settings, norm_nodes(settings)), norm_simulated(fg.FedAvg(lr=0.1), buffers)
+    d, q = 65 * 8 + 2 * 8 + 9 * 10, 0 if buffers == "frozen" else 8 + 8 + 1
+    for column in ("bytes_up", "bytes_down"):
+        assert run.history.column(column) == expected.history.column(column) == [3 * 8 * (d + q)] * 3
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_a_resumed_run_goes_on_from_its_buffers(buffers, tmp_path):
+    settings = config(tmp_path, rounds=4, buffers=buffers)
+    whole = norm_run({**settings, "out": str(tmp_path / "whole")}, norm_nodes(settings))
+
+    class CrashError(Exception):
+        pass
+
+    def crash(node, kind, round, reply):
+        if round == 3 and kind == "train.steps" and node == 12:
+            raise CrashError
+        return reply
+
+    with pytest.raises(CrashError):
+        norm_run(settings, norm_nodes(settings, crash))
+    stored = read_checkpoint(tmp_path / "run" / "checkpoint")
+    assert (stored.round, list(stored.facts.buffers)) == (2, MOVING)
+    resumed = norm_run(settings, norm_nodes(settings))
+    assert torch.equal(resumed.state["x"], whole.state["x"])
+    assert torch.equal(resumed.server.buffers, whole.server.buffers)
+    assert same_model(resumed, norm_simulated(fg.FedaGrac(lr=0.1), buffers, rounds=4))
+    with pytest.raises(InputError, match=f"another folder: it holds a run with buffers = '{buffers}'"):
+        norm_run({**settings, "buffers": "frozen", "rounds": 5}, norm_nodes(settings))
+
+
+def still(context):
+    """The same parameters as `norm`, but no buffers that move."""
+    net = norm(context)
+    net[2] = torch.nn.BatchNorm1d(8, track_running_stats=False)
+    return net
+
+
+def test_a_node_whose_buffers_move_differently_is_refused(tmp_path):
+    settings = config(tmp_path, min_clients=2)
+    grid = norm_nodes(settings)
+    grid.nodes[11] = Node(settings, 1, still)
+    with pytest.raises(InputError, match=r"moving buffers of client 1 = \[\]: expected \['2\.running_mean', "):
+        norm_run(settings, grid)
+
+    def replace(node, kind, round, reply):  # in round 2 another app runs on the node of client 1
+        if round == 2 and 11 in grid.nodes:
+            del grid.nodes[11]
+            grid.nodes[99] = Node(settings, 1, still)
+            return None if node == 11 else reply
+        return reply
+
+    grid = norm_nodes(settings, replace)
+    run = norm_run({**settings, "out": str(tmp_path / "other")}, grid)
+    assert [record["clients"] for record in run.history] == [3, 2, 2]
+    events = [event for record in run.history for event in record["events"]]
+    assert any("node 99: reply dropped, moving buffers of client 1 = []" in event for event in events)
+
+
+def test_a_node_that_names_unknown_buffers_is_refused(tmp_path):
+    def rename(node, kind, round, reply):
+        if node == 11 and kind == "query.hello":
+            reply.content["facts"]["buffers"] = "2.secret"
+        return reply
+
+    settings = config(tmp_path)
+    with pytest.raises(FedagracError, match=r"its moving buffers are '2\.secret', expected buffers of"):
+        norm_run(settings, norm_nodes(settings, rename))
+
+
+SPOILT_BUFFERS = {
+    "buffers is missing": lambda r: r["vectors"].pop("buffers"),
+    "buffers has shape (16,)": lambda r: vector(r, "buffers", lambda v: v[1:]),
+    "buffers holds NaN": lambda r: vector(r, "buffers", lambda v: v * np.nan),
+    "buffers is torch.float32": lambda r: vector(r, "buffers", lambda v: v.astype("float32")),
+}
+
+
+@pytest.mark.parametrize("form", ["explicit", "client"])
+@pytest.mark.parametrize("fault", SPOILT_BUFFERS)
+def test_a_reply_with_bad_buffers_is_dropped_and_named(fault, form, tmp_path):
+    def spoil(node, kind, round, reply):
+        if node == 11 and kind == "train.steps" and round == 2:
+            SPOILT_BUFFERS[fault](reply.content)
+        return reply
+
+    settings = config(tmp_path, min_clients=2, buffers="local", steps__kind=form)
+    run = norm_run(settings, norm_nodes(settings, spoil, steps=K))
+    assert [record["dropped"] for record in run.history] == [[], [1], []]
+    (event,) = run.history[1]["events"]
+    assert f"client 1: reply dropped, {fault}" in event
+    assert torch.isfinite(run.server.buffers).all()
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path):

@@ -11,7 +11,7 @@ two, and every engine implements them. Batches, devices, processes and names of 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -77,10 +77,10 @@ class Plan:
         K = np.atleast_1d(np.asarray(steps, dtype=np.int64))
         return cls(
             steps=K,
-            lr=np.broadcast_to(np.asarray(lr, dtype=np.float64), K.shape),
+            lr=_for_each("lr", lr, K).astype(np.float64),
             correction=correction,
-            mu=np.broadcast_to(np.asarray(mu, dtype=np.float64), K.shape),
-            first_steps=np.minimum(np.asarray(first_steps, dtype=np.int64), K),
+            mu=_for_each("mu", mu, K).astype(np.float64),
+            first_steps=np.minimum(_for_each("first_steps", first_steps, K).astype(np.int64), K),
             mean=mean,
         )
 
@@ -200,6 +200,15 @@ class Result:
         return parts
 
 
+def _for_each(name: str, values: Any, steps: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Return one value for each member, [m], from such values or from a single one."""
+    array = np.asarray(values)
+    if array.shape not in ((), steps.shape):
+        accepted = f"one value, or one for each of {len(steps)} clients"
+        raise InputError(f"Plan.of {name}", f"shape {array.shape}", accepted)
+    return np.broadcast_to(array, steps.shape)
+
+
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Return rows joined into one matrix; None if there are none."""
     rows = [part for part in parts if part is not None]
@@ -218,6 +227,11 @@ def check_plan(source: str, plan: Plan, cohort: Cohort, d: int) -> None:
         values = getattr(plan, name)
         if np.shape(values) != (m,):
             raise InputError(f"{source} {name}", f"shape {np.shape(values)}", f"one value for each of {m} clients")
+        kinds = "iu" if "steps" in name else "iuf"
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds:
+            given = values.dtype if isinstance(values, np.ndarray) else type(values).__name__
+            accepted = f"a NumPy array of {'integers' if kinds == 'iu' else 'numbers'}, as Plan.of makes it"
+            raise InputError(f"{source} {name}", str(given), accepted)
     if not np.array_equal(plan.steps, cohort.steps):
         row = int(np.flatnonzero(plan.steps != cohort.steps)[0])
         accepted = (
@@ -229,9 +243,10 @@ def check_plan(source: str, plan: Plan, cohort: Cohort, d: int) -> None:
             raise InputError(f"{source} {name}", values.tolist(), f"finite numbers of at least {least}")
     if (plan.first_steps > plan.steps).any():
         raise InputError(f"{source} first_steps", plan.first_steps.tolist(), "at most the steps of each client")
-    if plan.correction is not None and tuple(plan.correction.shape) != (m, d):
-        accepted = f"[{m}, {d}]: one row for each client"
-        raise InputError(f"{source} correction", f"shape {list(plan.correction.shape)}", accepted)
+    c = plan.correction
+    if c is not None and not (isinstance(c, torch.Tensor) and c.shape == (m, d) and c.is_floating_point()):
+        given = f"shape {list(np.shape(c))} of {getattr(c, 'dtype', type(c).__name__)}"
+        raise InputError(f"{source} correction", given, f"a tensor [{m}, {d}]: one row for each client")
 
 
 def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:

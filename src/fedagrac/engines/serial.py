@@ -128,7 +128,8 @@ class SerialEngine:
         with training(w):
             for i, client in enumerate(clients):
                 seed_dropout(w, round, w.number_of(client))
-                w.model.buffers.put(None if buffers is None else buffers[i])
+                start = None if buffers is None else buffers[i]
+                w.model.buffers.put(start)
                 if batch == "first":
                     generators = w.generators([client], round)
                     for samples, shifts in w.draw(client, 1, round).on(x.device):
@@ -136,6 +137,7 @@ class SerialEngine:
                     continue
                 samples = torch.from_numpy(w.federation.samples_of(client)).to(x.device)
                 for chunk in torch.split(samples, FULL_GRADIENT_CHUNK):
+                    w.model.buffers.put(start)
                     _, g = self._gradient(x, *w.load(chunk))
                     rows[i] += g * (len(chunk) / len(samples))
         return rows

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fedagrac.data.trees import leaves, map_leaves, named_leaves, num_samples
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["IGNORED", "try_step"]
 
-SAMPLES = 3
-"""Samples of the trial step; an odd number that few models have as their number of outputs."""
+SAMPLES = 7
+"""Samples of the trial step; a number that few models have as their number of outputs."""
 
 IGNORED = -100
 """The label of positions that torch's cross-entropy leaves out by default."""
@@ -33,18 +34,40 @@ def try_step(workload: Workload, default_loss: bool) -> frozenset[int]:
     Return which inputs are integers that the module takes only as floating-point numbers.
     """
     w = workload
-    count = num_samples(w.inputs)
-    samples = torch.arange(SAMPLES, device=w.model.device) % count
+    samples = torch.arange(SAMPLES, device=w.model.device) % num_samples(w.inputs)
+    smallest = int(w.batch_sizes(np.arange(w.federation.num_clients)).min())
     with torch.random.fork_rng(), torch.enable_grad():
-        inputs, targets = w.load(samples, generators=w.generators([0], 0))
+        inputs, targets = _load(w, samples)
         tried: list[tuple[Any, frozenset[int]]] = []
         w.model.buffers.find(lambda: tried.append(_forward(w, inputs)))
         output, floats = tried[0]
         if default_loss:
             _check_labels(w, output)
-        _try_loss(w, output, targets, samples)
+        _try_loss(w, output, targets, default_loss)
+        if smallest < SAMPLES:  # BatchNorm, for example, needs two
+            _forward(w, _load(w, samples[:smallest])[0])
     w.model.buffers.put(None)
     return floats
+
+
+def _load(w: Workload, samples: Tensor) -> tuple[Any, Any]:
+    """Return inputs and targets of some samples; refuse a transform that fails or changes their number."""
+    if w.federation.transform is None:
+        return w.load(samples)
+    name = getattr(w.federation.transform, "__name__", type(w.federation.transform).__name__)
+    try:
+        inputs, targets = w.load(samples, generators=w.generators([0], 0))
+    except Exception as error:
+        accepted = f"a function (inputs of a client's batch, torch.Generator) -> inputs; it said: {error}"
+        raise InputError("transform", name, accepted) from error
+    for leaf in leaves(inputs):
+        if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != samples.shape:
+            returned = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+            accepted = (
+                f"a function that returns as many samples as it gets, {len(samples)}; it returned {returned}"
+            )
+            raise InputError("transform", name, accepted)
+    return inputs, targets
 
 
 def _forward(w: Workload, inputs: Any) -> tuple[Any, frozenset[int]]:
@@ -85,7 +108,7 @@ def _forward(w: Workload, inputs: Any) -> tuple[Any, frozenset[int]]:
     ) from failures[0]
 
 
-def _try_loss(w: Workload, output: Any, targets: Any, samples: Tensor) -> None:
+def _try_loss(w: Workload, output: Any, targets: Any, default_loss: bool) -> None:
     """Refuse a loss that fails, is not a scalar, has no gradient, or compares every output with every target."""
     name = getattr(w.loss, "__name__", type(w.loss).__name__)
     shapes = [
@@ -99,14 +122,14 @@ def _try_loss(w: Workload, output: Any, targets: Any, samples: Tensor) -> None:
         except Exception as error:
             accepted = f"a function of (output {shapes[0]}, target {shapes[1]}); it said: {error}"
             raise InputError("loss", name, accepted) from error
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+    if not isinstance(loss, torch.Tensor) or loss.ndim:
         shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise InputError("loss", shape, "a scalar, the mean over the batch (reduction='mean')")
     for warning in caught:
         if "target size" in str(warning.message):
             raise _broadcast(name, shapes)
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    if _compares_all_with_all(w, output, targets):
+    if not default_loss and _compares_all_with_all(w, output, targets):
         raise _broadcast(name, shapes)
     try:
         w.model.gradient(loss)
@@ -125,9 +148,10 @@ def _broadcast(name: str, shapes: list[str]) -> InputError:
 
 
 def _compares_all_with_all(w: Workload, output: Any, targets: Any) -> bool:
-    """Return whether the loss broadcasts [n] against [n, 1]: with equal shapes it would have another value.
+    """Return whether the loss broadcasts [n] against [n, 1].
 
-    Random outputs and targets are compared, because those of a fresh model may all be equal.
+    Then it stays the same when targets change places, but not when output and targets have equal shapes. Random
+    outputs and targets are compared, because those of a fresh model may all be equal.
     """
     both = isinstance(output, torch.Tensor) and isinstance(targets, torch.Tensor)
     if not both or output.shape == targets.shape or output.numel() != targets.numel():
@@ -143,10 +167,11 @@ def _compares_all_with_all(w: Workload, output: Any, targets: Any) -> bool:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            given, equal = w.loss(outputs, labels), w.loss(outputs.reshape(labels.shape), labels)
+            given, moved = w.loss(outputs, labels), w.loss(outputs, labels.roll(1, 0))
+            equal = w.loss(outputs.reshape(labels.shape), labels)
     except Exception:
         return False  # it does not take equal shapes, so it does not compare number with number
-    return not torch.allclose(given, equal)
+    return torch.allclose(given, moved) and not torch.allclose(given, equal)
 
 
 def _check_labels(w: Workload, output: Any) -> None:
@@ -191,8 +216,6 @@ def _pieces(labels: Any, size: int = 1 << 20) -> Iterator[Tensor]:
     if isinstance(labels, torch.Tensor):
         yield labels
         return
-    import numpy as np
-
     for start in range(0, len(labels), size):
         numbers: npt.NDArray[np.int64] = np.arange(start, min(start + size, len(labels)))
         yield labels.gather(numbers)

@@ -274,7 +274,8 @@ class Workload:
         from torch.utils.flop_counter import FlopCounterMode
 
         samples = int(self.batch_size or self.federation.sizes.mean())
-        inputs, targets = self.load(torch.arange(samples, device=self.model.device) % num_samples(self.inputs))
+        numbers = torch.arange(samples, device=self.model.device) % num_samples(self.inputs)
+        inputs, targets = self.load(numbers, generators=self.generators([0], 0))
         with torch.random.fork_rng(), FlopCounterMode(display=False) as counter:
             self.model.gradient(self.loss(self.call(inputs), targets))
         self.model.buffers.put(None)

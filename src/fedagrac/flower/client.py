@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fedagrac.core.local import EXACT_BELOW, Plan, Result
+from fedagrac.core.streams import first_weights
 from fedagrac.data.federation import Federation
 from fedagrac.engines import LanesEngine, Loss, SerialEngine, Workload
 from fedagrac.errors import FedagracError, InputError, count, positive
@@ -113,7 +114,8 @@ class LocalClient:
         federation = local_data if isinstance(local_data, Federation) else Federation.from_arrays([local_data])
         if federation.num_clients != 1:
             raise InputError("data", federation, "(inputs, targets) of this node, or a Federation of one client")
-        vector_model = VectorModel(model(context), _device(context), settings.torch_dtype)
+        with first_weights(settings.seed):  # what does not train is the same on every node
+            vector_model = VectorModel(model(context), _device(context), settings.torch_dtype)
         workload = Workload.of(
             vector_model,
             federation,

@@ -2,12 +2,12 @@
 
 Buffers are not parameters: no gradient reaches them and no algorithm corrects them. Those that move are kept as
 one vector b in R^q beside x, so that every client starts from buffers of its own and leaves none behind. Buffers
-that never change are part of the module.
+that never change are part of the module, as are frozen parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 __all__ = ["Buffers"]
+
+INTEGERS = {4: torch.int32, 8: torch.int64}
+"""Integers as wide as numbers of so many bytes."""
 
 
 class Buffers:
@@ -40,6 +43,8 @@ class Buffers:
         self._module = module
         self._given = {name: value.detach().clone() for name, value in module.named_buffers()}
         self._owners = _owners(module)
+        self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+        self._checksums = _checksums(self._frozen.values())
         self.names: list[str] = []
 
     @property
@@ -48,17 +53,28 @@ class Buffers:
         return sum(self._given[name].numel() for name in self.names)
 
     def find(self, forward: Callable[[], Any]) -> None:
-        """Run forward passes of the module, find the buffers that they change, and undo the changes."""
+        """Run forward passes of the module, find the buffers that they change, and undo the changes.
+
+        Raise InputError for changes that cannot be undone: of parameters, and of buffers without a fixed shape.
+        """
         self.put(None)
         constant = [name for name in self._given if name not in self.names]
+        parameters = dict(self._module.named_parameters())
+        before = _marks(parameters.values())
         forward()
-        for name in constant:
-            if self._changed(name):
-                if self._given[name].is_complex() or self._current(name).shape != self._given[name].shape:
-                    raise InputError(
-                        f"model buffer {name}", f"{self._given[name].dtype}", "real numbers of a fixed shape"
-                    )
-                self.names.append(name)
+        for name, one, other in zip(parameters, before, _marks(parameters.values()), strict=True):
+            if one != other:
+                accepted = "a forward pass that changes no parameter, but buffers (register_buffer)"
+                raise InputError(f"model parameter {name}", "changed by the forward pass", accepted)
+        for name, _ in self._module.named_buffers():
+            if name not in self._given:
+                raise InputError(f"model buffer {name}", None, "a tensor before the first forward pass")
+        for name in self._changed(constant):
+            now, given = self._current(name), self._given[name]
+            if given.is_complex() or now is None or now.shape != given.shape:
+                seen = None if now is None else f"{tuple(now.shape)} {now.dtype}"
+                raise InputError(f"model buffer {name}", seen, f"real numbers of shape {tuple(given.shape)}")
+            self.names.append(name)
         self.names.sort(key=list(self._given).index)
         self.put(None)
 
@@ -92,7 +108,7 @@ class Buffers:
 
     def take(self, dtype: torch.dtype) -> Tensor:
         """Return the module's moving buffers as they are now, [q]."""
-        return self._join([self._current(name) for name in self.names], dtype)
+        return self._join([now for name in self.names if (now := self._current(name)) is not None], dtype)
 
     def rows(self, vectors: Tensor) -> dict[str, Tensor]:
         """Return copies of the moving buffers of many models, each [m, ...], from their vectors [m, q].
@@ -113,23 +129,37 @@ class Buffers:
         return torch.cat([rows[name].detach().reshape(len(rows[name]), -1).to(dtype) for name in self.names], 1)
 
     def check_constant(self) -> None:
-        """Refuse a module that has changed a buffer which no trial step changed."""
-        for name in self._given:
-            if name not in self.names and self._changed(name):
-                raise FedagracError(
-                    f"model buffer {name} changed during training, but not in the trial step before round 1, so "
-                    "one client would pass it to the next; let the forward pass change it from the first step on"
-                )
+        """Refuse a module that has changed a buffer or a frozen parameter which no trial step changed."""
+        changed = [f"buffer {name}" for name in self._changed([n for n in self._given if n not in self.names])]
+        changed += [f"buffer {name}" for name, _ in self._module.named_buffers() if name not in self._given]
+        changed += [f"parameter {name}" for name in self._changed_parameters()]
+        if changed:
+            raise FedagracError(
+                f"model {changed[0]} changed during training, but not in the trial step before round 1, so "
+                "one client would pass it to the next; let the forward pass change a buffer from the first step on"
+            )
 
-    def _current(self, name: str) -> Tensor:
+    def _current(self, name: str) -> Tensor | None:
         layer, key = self._owners[name][0]
         value = layer._buffers[key]
-        assert value is not None
-        return value.detach()
+        return None if value is None else value.detach()
 
-    def _changed(self, name: str) -> bool:
-        now, given = self._current(name), self._given[name]
-        return now is not given and not (now.shape == given.shape and torch.equal(now.to(given.dtype), given))
+    def _changed(self, names: Sequence[str]) -> list[str]:
+        """Return which of some buffers are no longer as given."""
+        same: dict[str, Tensor] = {}
+        for name in names:
+            now, given = self._current(name), self._given[name]
+            # a step of many lanes leaves a tensor behind that belongs to all of them, which nothing can read
+            if now is not None and now.shape == given.shape and not torch._C._functorch.is_batchedtensor(now):
+                now = now.to(given.dtype)
+                same[name] = ((now == given) | (now.isnan() & given.isnan())).all()
+        kept = dict(zip(same, torch.stack([*same.values()]).tolist() if same else (), strict=True))  # waits once
+        return [name for name in names if not kept.get(name, False)]
+
+    def _changed_parameters(self) -> list[str]:
+        """Return which frozen parameters are no longer as given."""
+        now = _checksums(self._frozen.values())
+        return [name for name, one, other in zip(self._frozen, now, self._checksums, strict=True) if one != other]
 
     def _join(self, values: list[Tensor], dtype: torch.dtype) -> Tensor:
         if not values:
@@ -145,3 +175,18 @@ def _owners(module: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
             if value is not None:
                 places.setdefault(id(value), []).append((layer, key))
     return {name: places[id(value)] for name, value in module.named_buffers()}
+
+
+def _checksums(parameters: Iterable[Tensor]) -> list[int]:
+    """Return the sum of each tensor's bit patterns, which any change is likely to alter and rounding cannot."""
+    sums = [
+        p.detach().reshape(-1).view(INTEGERS.get(p.element_size(), torch.uint8)).sum(dtype=torch.int64)
+        for p in parameters
+    ]
+    return list(torch.stack(sums).tolist()) if sums else []
+
+
+def _marks(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Return what differs after a parameter was written: its version, unless through .data, and its numbers."""
+    tensors = list(parameters)
+    return list(zip([tensor._version for tensor in tensors], _checksums(tensors), strict=True))

@@ -232,7 +232,7 @@ class Simulated:
         cohort = M if setup.cohorts is None else setup.cohorts.number(M)
         lanes = -(-together * cohort // self.ranks.size)
         # the steps of round 0 stand for all rounds, because the mean changes little
-        work = setup.rounds * lanes * float(self.steps.counts(0, M, setup.seed).mean())
+        work = setup.rounds * lanes * float(checked_counts(self.steps, 0, M, setup.seed).mean())
         return choose_engine(self.workload, setup.engine, setup.compile, lanes, work, record)
 
     @property

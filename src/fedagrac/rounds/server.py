@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedagrac.algorithms import Algorithm
-    from fedagrac.algorithms.base import State
+    from fedagrac.algorithms.base import Rows, State
     from fedagrac.core.cohort import Cohort, Population
     from fedagrac.rounds.exchange import Replies
     from fedagrac.storage.checkpoints import Checkpoint
@@ -151,9 +151,8 @@ class Server:
         order, cohort = replies.order, replies.order.cohort
         state, rows = self.algorithm.aggregate(self.state, order.rows, cohort, order.plan, replies.result)
         self._check_names("aggregate", state, self.algorithm.traits.state)
-        if state["x"].shape != self.x.shape:
-            accepted = f"a vector of {len(self.x)} numbers"
-            raise InputError(f"{type(self.algorithm).__name__}.aggregate x", tuple(state["x"].shape), accepted)
+        self._check_names("aggregate", rows, self.algorithm.traits.rows)
+        self._check_shapes(state, rows, len(cohort))
         self.state = state
         if replies.result.buffers is not None:
             self.buffers = cohort.sum(cohort.weights, replies.result.buffers)
@@ -170,3 +169,15 @@ class Server:
             raise FedagracError(
                 f"{type(self.algorithm).__name__}.{method} returned {names[0]}, but its traits declare {names[1]}"
             )
+
+    def _check_shapes(self, state: State, rows: Rows, members: int) -> None:
+        """Refuse a next model that is not like x, and rows of which there is not one for each member."""
+        source = f"{type(self.algorithm).__name__}.aggregate"
+        x = state["x"]
+        if x.shape != self.x.shape or x.dtype != self.x.dtype:
+            accepted = f"a vector of {len(self.x)} numbers of {self.x.dtype}"
+            raise InputError(f"{source} x", f"shape {list(x.shape)} of {x.dtype}", accepted)
+        for name, values in rows.items():
+            if values.ndim != 2 or len(values) != members:
+                accepted = f"one row for each of {members} clients"
+                raise InputError(f"{source} rows {name}", f"shape {list(values.shape)}", accepted)

@@ -92,6 +92,7 @@ class LanesEngine:
             for number, members in enumerate(self.packing(plan, clients)):
                 seed_dropout(self.workload, round, number)
                 self.run_wave(draw_wave(self.workload, members, plan, clients, round), plan, x, result)
+        self.workload.model.buffers.check_constant()
         return result
 
     def gradients(

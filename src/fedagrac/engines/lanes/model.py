@@ -104,7 +104,8 @@ class LaneModel:
         if self.layers is not None or w.model.device.type != "cuda":
             return
         batch = int(w.batch_sizes(np.arange(w.federation.num_clients)).max())
-        inputs, _ = w.load(torch.zeros(batch, dtype=torch.int64, device=w.model.device))
+        samples = torch.zeros(batch, dtype=torch.int64, device=w.model.device)
+        inputs, _ = w.load(samples, generators=w.generators([0], 0))
         convolutions = convolutions_of(lambda: w.call(inputs))
         self.layers = RoutedLayers(faster_as_products(convolutions, lanes, w.model.device, w.model.dtype))
 
