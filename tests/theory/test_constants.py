@@ -160,7 +160,7 @@ def test_points_must_fit_and_hessians_must_not_be_huge(monkeypatch):
 def test_a_module_whose_buffers_move_is_no_function_of_x_and_is_refused():
     module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     fed = fg.Federation.from_arrays([(np.ones((4, 2)), np.zeros(4, np.int64))])
-    with pytest.raises(InputError, match="running_mean.*a function of x alone"):
+    with pytest.raises(InputError, match=r"running_mean.*a function of x alone"):
         Problem(module, fed)
 
 
