@@ -403,3 +403,20 @@ def test_the_programs_of_the_page_run(number, tmp_path, monkeypatch):
     script = tmp_path / "program.py"
     script.write_text(PROGRAMS[number])
     assert runpy.run_path(str(script))
+
+
+def test_local_buffers_are_those_with_which_each_client_is_measured():
+    """The same inputs, shifted client by client: with its own statistics each client sees the same numbers."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 3)), rng.integers(0, 2, 40)
+    clients = [(X + shift, y) for shift in (0.0, 5.0, -20.0)]
+    fed = fg.Federation.from_arrays(clients, tests=clients)
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(3, momentum=1.0, affine=False)  # the statistics of the last batch
+    module = torch.nn.Sequential(norm, torch.nn.Linear(3, 2)).double()
+    options = {"rounds": 3, "steps": fg.Constant(2), "batch_size": None, "eval_every": 3}
+    result = fg.simulate(module, fed, fg.FedAvg(lr=0.1), buffers="local", **options)
+    losses = result.per_client.loss
+    assert np.ptp(losses) < 1e-12
+    averaged = fg.simulate(module, fed, fg.FedAvg(lr=0.1), buffers="average", **options)
+    assert np.ptp(averaged.per_client.loss) > 0.01

@@ -269,7 +269,11 @@ class FlowerFleet:
         return Replies(order, result, Spent(), arrived)
 
     def evaluate(
-        self, x: Tensor, metrics: Mapping[str, Metric], buffers: Tensor | None = None
+        self,
+        x: Tensor,
+        metrics: Mapping[str, Metric],
+        buffers: Tensor | None = None,
+        own_buffers: Tensor | None = None,
     ) -> dict[str, float | None]:
         """Measure a model on the server's test data. Return None for every value if there are none."""
         if self.test is None:

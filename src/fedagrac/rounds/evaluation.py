@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedagrac.data.trees import leaves, map_leaves, named_leaves, num_samples
 from fedagrac.errors import InputError
-from fedagrac.rounds.measurement import CHUNKS, Measurement, Samples, bound, measure
+from fedagrac.rounds.measurement import CHUNKS, Measurement, Samples, bound, joined, measure
 from fedagrac.rounds.metrics import Metric
 from fedagrac.rounds.per_client import CLIENT_MEASURES, PerClient, client_measures
 from fedagrac.rounds.record import VALIDATION
@@ -79,6 +79,7 @@ def evaluate(
     metrics: Mapping[str, Metric],
     buffers: Tensor | None = None,
     steps: npt.NDArray[np.float64] | None = None,
+    own_buffers: Tensor | None = None,
 ) -> Measures:
     """Return test_accuracy, test_loss and the metrics by name; without test data they are None.
 
@@ -92,6 +93,8 @@ def evaluate(
         metrics: other measures of the test data.
         buffers: the moving buffers of the module, [q]; None for those of the user's module.
         steps: the mean K_i of each client, [M]; None if they are not known.
+        own_buffers: the moving buffers of each client, [M, q], for its own test set; None if all
+            clients share `buffers`.
     """
     values: dict[str, float | None] = dict.fromkeys(["test_accuracy", "test_loss", *metrics])
     test, validation = _test_samples(workload), _validation_samples(workload)
@@ -103,17 +106,29 @@ def evaluate(
             if metrics:
                 output, target = _joined(measured.outputs)
                 values |= {name: float(metric(output, target)) for name, metric in metrics.items()}
-            if _pools_tests(workload.federation):
+            if _pools_tests(workload.federation) and own_buffers is None:
                 by_client = measured
         if validation is not None:
             held_out = measure(workload, validation)
             values |= dict(zip(VALIDATION, (held_out.accuracy, held_out.loss), strict=True))
-        if by_client is None and has_client_tests(workload.federation):
+        if by_client is None and own_buffers is None and has_client_tests(workload.federation):
             by_client = measure(workload, client_samples(workload))
+    if own_buffers is not None and has_client_tests(workload.federation):
+        by_client = _with_own_buffers(workload, x, own_buffers)
     if by_client is None:
         return Measures(values)
     table = table_of(by_client, workload.federation, steps)
     return Measures({**values, **client_measures(table)}, table)
+
+
+def _with_own_buffers(workload: Workload, x: Tensor, own_buffers: Tensor) -> Measurement:
+    """Measure each client's test set with the client's own moving buffers."""
+    samples = client_samples(workload)
+    parts = []
+    for client, buffers in enumerate(own_buffers):
+        with bound(workload, x, buffers):
+            parts.append(measure(workload, samples.group(client)))
+    return joined(parts)
 
 
 def measured_names(federation: Federation | None, metrics: Mapping[str, Metric] | None) -> list[str]:

@@ -82,7 +82,11 @@ class Fleet(Protocol):
         """
 
     def evaluate(
-        self, x: Tensor, metrics: Mapping[str, Metric], buffers: Tensor | None = None
+        self,
+        x: Tensor,
+        metrics: Mapping[str, Metric],
+        buffers: Tensor | None = None,
+        own_buffers: Tensor | None = None,
     ) -> dict[str, float | None]:
         """Measure a model with these moving buffers on the test data. Return None for values without data."""
 
@@ -334,13 +338,21 @@ class Simulated:
         times = self.clock.client_times(round, clients, computed, down, up, self.setup.seed)
         return Spent(float(times.max()), int(down.sum()), int(up.sum())), times
 
-    def evaluate(self, x: Tensor, metrics: Mapping[str, Metric], buffers: Tensor | None = None) -> Measures:
+    def evaluate(
+        self,
+        x: Tensor,
+        metrics: Mapping[str, Metric],
+        buffers: Tensor | None = None,
+        own_buffers: Tensor | None = None,
+    ) -> Measures:
         """Measure a model on the test data. The first process does so for all."""
         steps = self.mean_steps if has_client_tests(self.federation) else None
-        if self.ranks.size == 1:
-            return evaluate(self.workload, x, metrics, buffers, steps)
-        plain = evaluate(self.workload, x, metrics, buffers, steps).plain() if self.ranks.rank == 0 else {}
-        return Measures.from_plain(self.ranks.agree(plain))
+        measured = None
+        if self.ranks.rank == 0:
+            measured = evaluate(self.workload, x, metrics, buffers, steps, own_buffers)
+        if self.ranks.size == 1 and measured is not None:
+            return measured
+        return Measures.from_plain(self.ranks.agree({} if measured is None else measured.plain()))
 
     @functools.cached_property
     def mean_steps(self) -> npt.NDArray[np.float64]:

@@ -198,7 +198,8 @@ class Run:
     def _evaluate(self) -> Measures:
         """Measure the global model, and keep the results of each client."""
         metrics = self.setup.metrics or {}
-        measured = Measures.of(self.fleet.evaluate(self.server.x, metrics, self.server.buffers))
+        own_buffers = self.server.all_buffers(self.ranks) if has_client_tests(self.federation) else None
+        measured = Measures.of(self.fleet.evaluate(self.server.x, metrics, self.server.buffers, own_buffers))
         self.per_client = measured.per_client
         return measured
 

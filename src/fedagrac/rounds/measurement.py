@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from fedagrac.engines.workload import Workload
 
-__all__ = ["CHUNKS", "LossFacts", "Measurement", "Samples", "bound", "measure"]
+__all__ = ["CHUNKS", "LossFacts", "Measurement", "Samples", "bound", "joined", "measure"]
 
 CHUNKS = {"cpu": 512, "cuda": 4096}
 """Samples per batch. On a CPU, 512 fit its caches and take half the time of 4096 for a small CNN."""
@@ -159,6 +159,27 @@ class Measurement:
     def group_accuracies(self) -> npt.NDArray[np.float64] | None:
         """The accuracy of each group, NaN if nothing counts; None if the task is not classification."""
         return None if self.right is None or self.counted is None else _ratios(self.right, self.counted)
+
+
+def joined(parts: Sequence[Measurement]) -> Measurement:
+    """Return the groups of several measurements as one measurement, without outputs."""
+    classified = any(part.right is not None for part in parts)
+
+    def counts(values: npt.NDArray[np.int64] | None, groups: int) -> npt.NDArray[np.int64]:
+        return np.zeros(groups, np.int64) if values is None else values
+
+    right, counted = (
+        np.concatenate([counts(getattr(part, name), len(part.samples)) for part in parts])
+        for name in ("right", "counted")
+    )
+    return Measurement(
+        samples=np.concatenate([part.samples for part in parts]),
+        losses=np.concatenate([part.losses for part in parts]),
+        masses=np.concatenate([part.masses for part in parts]),
+        right=right if classified else None,
+        counted=counted if classified else None,
+        outputs=[],
+    )
 
 
 def _ratios(parts: npt.NDArray[Any], wholes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

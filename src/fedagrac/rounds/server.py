@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedagrac.algorithms import Algorithm
     from fedagrac.algorithms.base import Rows, State
     from fedagrac.core.cohort import Cohort, Population
+    from fedagrac.engines import Ranks
     from fedagrac.rounds.exchange import Replies
     from fedagrac.storage.checkpoints import Checkpoint
     from fedagrac.storage.clients import ClientTable
@@ -140,6 +141,21 @@ class Server:
         if not self.own_buffers:
             return self.buffers.expand(len(clients), -1)
         return self.table.rows(clients)[BUFFERS]
+
+    def all_buffers(self, ranks: Ranks) -> Tensor | None:
+        """Return the moving buffers of all clients, [M, q], on all processes; None if clients share them.
+
+        Clients that have not taken part yet have those of the user's module.
+        """
+        if self.first_buffers is None or not self.own_buffers:
+            return None
+        clients, rows = self.table.export()
+        everyone = np.arange(self.table.num_clients)
+        local = torch.from_numpy(ranks.own(everyone)).to(self.first_buffers.device)
+        buffers = torch.where(local[:, None], self.first_buffers, 0.0)
+        if len(clients):
+            buffers[torch.from_numpy(clients).to(buffers.device)] = rows[BUFFERS].to(buffers.device)
+        return ranks.total(buffers)
 
     @property
     def saved_state(self) -> State:
