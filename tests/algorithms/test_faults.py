@@ -67,12 +67,16 @@ def test_5_k_counts_sgd_steps_not_epochs_or_samples(batch_size):
         calls.append(len(output))
         return half_square(output, target)
 
-    q = quadratics()
-    fg.simulate(
-        q.module(), q.federation(), fg.FedAvg(lr=0.001), rounds=1, steps=fg.Explicit([K]), loss=counting,
-        batch_size=batch_size, device="cpu", engine="serial",
-    )  # fmt: skip
-    assert len(calls) == 1 + sum(K)  # one more to try the loss before the run
+    def losses_of(rounds):
+        calls.clear()
+        q = quadratics()
+        fg.simulate(
+            q.module(), q.federation(), fg.FedAvg(lr=0.001), rounds=rounds, steps=fg.Explicit([K]), loss=counting,
+            batch_size=batch_size, device="cpu", engine="serial",
+        )  # fmt: skip
+        return len(calls)
+
+    assert losses_of(rounds=3) - losses_of(rounds=2) == sum(K)  # the loss is tried before the run, too
 
 
 def test_6_the_correction_pulls_towards_the_global_direction():

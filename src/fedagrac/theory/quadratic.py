@@ -372,12 +372,14 @@ def round_map(
     lr = algorithm.lr / K if algorithm.traits.lr == "round" else np.full(M, algorithm.lr)
     mean = _mean_powers(q, lr, algorithm.mu if isinstance(algorithm, FedProx) else 0.0, K)
     coefficients = w * float(w @ K) / K if isinstance(algorithm, FedNova) else w
+    if isinstance(algorithm, Scaffold):
+        coefficients = w * algorithm.server_lr
     with np.errstate(over="ignore", invalid="ignore"):
         move = (coefficients * lr * K)[:, None, None] * mean  # x = x~ - sum_i move_i (g_i + c_i)
         pushed = np.einsum("iab,ib->a", move, r)
-        if algorithm.traits.exchanges == 2:  # clients sent their gradients at x~, so g_i + c_i = gbar
-            return _without_rows(eye - move.sum(0) @ q.hessian, move.sum(0) @ (w @ r))
         if not isinstance(algorithm, Scaffold | FedaGrac):
+            if algorithm.traits.exchanges == 2:  # clients sent their gradients at x~, so g_i + c_i = gbar
+                return _without_rows(eye - move.sum(0) @ q.hessian, move.sum(0) @ (w @ r))
             return _without_rows(eye - (move @ H).sum(0), pushed)
         lam, sent, kept = _orientations(algorithm, q, K, mean, first_steps)
         weighted = w[:, None, None] * sent
@@ -429,6 +431,8 @@ def _orientations(
 ) -> tuple[float, Array, Array]:
     """Return lambda, and for each client the mean powers of the gradients that it sends and that it keeps."""
     if isinstance(algorithm, Scaffold):
+        if algorithm.option == "I":  # the gradient at x~, P_i(1) (g_i + c_i) - c_i
+            mean = np.broadcast_to(np.eye(mean.shape[1]), mean.shape)
         return 1.0, mean, mean
     if callable(algorithm.calibration):
         raise InputError("calibration", algorithm.calibration, "a number: a schedule changes the map")
