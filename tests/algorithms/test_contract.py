@@ -91,7 +91,7 @@ def test_moving_the_origin_moves_the_trajectory(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("sampling", ["replacement", "shuffle"])
+@pytest.mark.parametrize("sampling", ["replacement", "shuffle", "cyclic"])
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(name, sampling):
     def final(seed):
         q = quadratics()
@@ -326,6 +326,7 @@ FORMS = [
     fg.Scaffold(lr=0.1, option="I", init="full", server_lr=0.5),
     fg.FedaGrac(lr=0.1, init="zeros"),
     fg.FedaGrac(lr=0.1, first_steps=3),
+    fg.FedaGrac(lr=0.1, first_steps="pass"),
     fg.FedaGrac(lr=0.1, transmit="average", first_steps=3),
     fg.FedLin(lr=0.1, gradient="first"),
 ]
@@ -397,7 +398,7 @@ def test_whether_the_step_size_is_that_of_a_step_or_of_a_round_is_declared(algor
 def test_how_long_a_first_gradient_may_be_is_declared(algorithm):
     """Every client is fast once and slow once. An epoch has 4 steps, fewer than any K_i."""
     asked = np.maximum(*[Tried(algorithm, steps).plan.first_steps for steps in ((9, 9, 90), (90, 90, 9))])
-    declared = {None: 0, "epoch": 4}.get(algorithm.traits.first_steps, algorithm.traits.first_steps)
+    declared = {None: 0, "epoch": 4, "pass": 4}.get(algorithm.traits.first_steps, algorithm.traits.first_steps)
     assert asked.tolist() == [declared] * 3
 
 

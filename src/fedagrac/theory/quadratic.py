@@ -354,7 +354,7 @@ def round_map(
         quadratic: the problem.
         steps: K_i, one number for all clients or one for each.
         first_steps: the number of steps over which FedaGrac's "first gradient" is averaged, in place of the
-            algorithm's setting. Its "epoch" is 1 step here, because batches are full.
+            algorithm's setting. Its "epoch" and "pass" are 1 step here, because batches are full.
 
     Examples:
         >>> from fedagrac import FedAvg
@@ -437,7 +437,7 @@ def _orientations(
     if callable(algorithm.calibration):
         raise InputError("calibration", algorithm.calibration, "a number: a schedule changes the map")
     if first_steps is None:
-        first_steps = 1 if algorithm.first_steps == "epoch" else algorithm.first_steps
+        first_steps = algorithm.first_steps if isinstance(algorithm.first_steps, int) else 1
     n = np.minimum(_counts("first_steps", first_steps, len(K)), K)
     fast = fast_clients(K, quadratic.masses)
     sends_first = {"hybrid": fast, "average": fast & False, "first": fast | True, "reverse": ~fast}
