@@ -66,8 +66,11 @@ def fedlin(gradient, omega, K, x, eta, rounds):
     return path
 
 
-def scaffold(gradient, omega, K, x, eta, rounds):
-    """Option II of the SCAFFOLD paper, zero start: c_i+ = c_i - c + (x - y_i) / (K eta)."""
+def scaffold(gradient, omega, K, x, eta, rounds, option="II", server_lr=1.0):
+    """Algorithm 1 of the SCAFFOLD paper with weights, zero start, all clients; line numbers are the paper's.
+
+    Option I: c_i+ = g_i(x) at the server's model. Option II: c_i+ = c_i - c + (x - y_i) / (K eta).
+    """
     M = len(omega)
     c_local = [np.zeros_like(x) for _ in range(M)]
     c = np.zeros_like(x)
@@ -79,8 +82,9 @@ def scaffold(gradient, omega, K, x, eta, rounds):
             for _ in range(K[i]):
                 y = y - eta * (gradient(i, y) - c_local[i] + c)
             local.append(y)
-            c_next.append(c_local[i] - c + (x - y) / (K[i] * eta))
-        x = sum(w * y for w, y in zip(omega, local, strict=True))
+            one, two = gradient(i, x), c_local[i] - c + (x - y) / (K[i] * eta)  # line 12
+            c_next.append(one if option == "I" else two)
+        x = x + server_lr * sum(w * (y - x) for w, y in zip(omega, local, strict=True))  # lines 16 and 17
         c = c + sum(w * (new - old) for w, new, old in zip(omega, c_next, c_local, strict=True))
         c_local = c_next
         path.append(x)

@@ -91,7 +91,7 @@ def test_moving_the_origin_moves_the_trajectory(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("sampling", ["replacement", "shuffle"])
+@pytest.mark.parametrize("sampling", ["replacement", "shuffle", "cyclic"])
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(name, sampling):
     def final(seed):
         q = quadratics()
@@ -194,6 +194,27 @@ def test_a_schedule_that_never_changes_is_a_constant():
     assert np.array_equal(trajectory(scheduled), trajectory(fg.FedaGrac(lr=0.02, calibration=0.4)))
 
 
+def test_one_step_makes_both_options_of_scaffold_the_same():
+    """With full batches and K = 1, the mean gradient of a round is the gradient at the server's model."""
+    one, two = (trajectory(fg.Scaffold(lr=0.02, option=o), steps=fg.Constant(1)) for o in ("I", "II"))
+    assert close(one, two)
+
+
+def test_the_server_step_of_scaffold_scales_the_way_of_a_round():
+    start = quadratics().start()
+    whole, half = (trajectory(fg.Scaffold(lr=0.02, server_lr=s), rounds=1)[0] - start for s in (1.0, 0.5))
+    assert close(half, whole / 2)
+
+
+def test_option_one_costs_a_local_epoch_and_moves_two_vectors_each_way():
+    cohort = Cohort(0, np.arange(2), np.array([3, 9]), [1, 1], np.ones(2) / 2, np.array([4, 7]), True, None)
+    one, two = (fg.Scaffold(lr=0.1, option=option).cost(cohort) for option in ("I", "II"))
+    assert one.extra_steps.tolist() == [4, 7]
+    assert two.extra_steps.tolist() == [0, 0]
+    for cost in (one, two):
+        assert (cost.down.tolist(), cost.up.tolist()) == ([2, 2], [2, 2])
+
+
 # state under partial participation
 
 
@@ -286,6 +307,9 @@ def test_options_are_those_of_the_dataclass():
         ("fedagrac", {"lr": 0.1, "orientation": "none"}, "orientation"),
         ("fedlin", {"lr": 0.1, "gradient": "some"}, "gradient"),
         ("scaffold", {"lr": 0.1, "init": "weights"}, "init"),
+        ("scaffold", {"lr": 0.1, "option": 1}, "option"),
+        ("scaffold", {"lr": 0.1, "server_lr": 0.0}, "server_lr"),
+        ("scaffold", {"lr": 0.1, "option": "I", "economical": True}, 'economical.*option="II"'),
     ],
 )
 def test_bad_settings_are_refused(name, options, message):
@@ -298,8 +322,11 @@ def test_bad_settings_are_refused(name, options, message):
 FORMS = [
     *[fg.algorithm(name, lr=0.1) for name in ALL],
     fg.Scaffold(lr=0.1, init="full"),
+    fg.Scaffold(lr=0.1, option="I"),
+    fg.Scaffold(lr=0.1, option="I", init="full", server_lr=0.5),
     fg.FedaGrac(lr=0.1, init="zeros"),
     fg.FedaGrac(lr=0.1, first_steps=3),
+    fg.FedaGrac(lr=0.1, first_steps="pass"),
     fg.FedaGrac(lr=0.1, transmit="average", first_steps=3),
     fg.FedLin(lr=0.1, gradient="first"),
 ]
@@ -371,7 +398,7 @@ def test_whether_the_step_size_is_that_of_a_step_or_of_a_round_is_declared(algor
 def test_how_long_a_first_gradient_may_be_is_declared(algorithm):
     """Every client is fast once and slow once. An epoch has 4 steps, fewer than any K_i."""
     asked = np.maximum(*[Tried(algorithm, steps).plan.first_steps for steps in ((9, 9, 90), (90, 90, 9))])
-    declared = {None: 0, "epoch": 4}.get(algorithm.traits.first_steps, algorithm.traits.first_steps)
+    declared = {None: 0, "epoch": 4, "pass": 4}.get(algorithm.traits.first_steps, algorithm.traits.first_steps)
     assert asked.tolist() == [declared] * 3
 
 

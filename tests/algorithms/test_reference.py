@@ -46,6 +46,38 @@ def test_scaffold_follows_its_equations(economical):
     assert_agrees(fg.Scaffold(lr=ETA, economical=economical), reference.scaffold(*problem()))
 
 
+@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("server_lr", [0.5, 1.0, 1.3])
+def test_scaffold_follows_both_options_of_its_paper_with_any_server_step(option, server_lr):
+    ours = fg.Scaffold(lr=ETA, option=option, server_lr=server_lr)
+    assert_agrees(ours, reference.scaffold(*problem(), option=option, server_lr=server_lr))
+
+
+def test_option_one_with_absent_clients():
+    """A client's control variate is its gradient at the model of the last round in which it took part."""
+    q, x = quadratics(), quadratics().start()
+    c_i, c = np.zeros((6, 5)), np.zeros(5)
+
+    class Follow(fg.Callback):
+        def on_round(self, run, record):
+            nonlocal x, c
+            S = run.cohort.clients
+            local = []
+            for i in S:
+                y = x.copy()
+                for _ in range(K[i]):
+                    y = y - ETA * (q.gradient(i, y) - c_i[i] + c)
+                local.append(y)
+            new = np.array([q.gradient(i, x) for i in S])
+            c = c + q.omega[S] @ (new - c_i[S])
+            c_i[S] = new
+            x = q.omega[S] @ np.array(local) / q.omega[S].sum()
+            assert np.linalg.norm(run.state["x"].numpy() - x) <= 1e-10 * np.linalg.norm(x)
+            assert np.linalg.norm(run.state["nu"].numpy() - c) <= 1e-10 * np.linalg.norm(c)
+
+    q.simulate(fg.Scaffold(lr=ETA, option="I"), rounds=ROUNDS, participation=2, callbacks=[Follow()])
+
+
 @pytest.mark.parametrize("transmit", ["hybrid", "average", "first", "reverse"])
 @pytest.mark.parametrize("start", ["full", "zeros"])
 @pytest.mark.parametrize("local_reference", ["mean", "transmitted"])

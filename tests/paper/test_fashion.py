@@ -211,7 +211,7 @@ def test_the_picture_of_lambda():
 
 def test_estimators_at_the_papers_counts():
     trials = {trial.name: trial.settings for trial in ESTIMATORS.trials("paper")}
-    assert len(trials) == 3 * 2 * (6 + 7 + 7)
+    assert len(trials) == 3 * (2 * (6 + 7 + 7) + 5)
     lr, cnn = trials["lr-linear/fedagrac-first/one/seed1"], trials["cnn-constant/fedagrac-reverse/epoch/seed0"]
     assert lr["algorithm"] == {"lr": 0.001, "name": "fedagrac-first", "calibration": 1.0, "first_steps": 1}
     assert cnn["algorithm"] == {
@@ -219,6 +219,23 @@ def test_estimators_at_the_papers_counts():
     }  # fmt: skip
     assert lr["rounds"] == cnn["rounds"] == 200
     assert "lr-constant/fedagrac/one/seed0" not in trials  # nobody is fast: the same as with the epoch's
+
+
+def test_the_panel_of_the_authors_code_comes_last_and_only_at_the_papers_counts():
+    trials = ESTIMATORS.trials("paper")[-15:]
+    assert {trial.name.split("/")[0] for trial in trials} == {"authors-lr"}
+    assert not any("authors" in t.name for scale in ("quick", "medium") for t in ESTIMATORS.trials(scale))
+    first, one = trials[0].settings, trials[4].settings
+    assert first["data"] == {
+        "name": "fashion-mnist", "clients": 10, "seed": 1234,
+        "partition": {"kind": "authors-dirichlet", "alpha": 0.1},
+    }  # fmt: skip
+    assert first["sampling"] == one["sampling"] == "cyclic"
+    assert first["steps"] == {"kind": "explicit", "table": [[243, 337, 125, 160, 385, 243, 176, 295, 183, 397]]}
+    assert first["algorithm"] == {
+        "lr": 0.001, "name": "fedagrac", "calibration": 1.0, "first_steps": "pass", "init": "zeros",
+    }  # fmt: skip
+    assert one["algorithm"] == {"lr": 0.001, "name": "scaffold", "option": "I"}
 
 
 def test_verdicts_of_estimators():
@@ -240,7 +257,8 @@ def test_verdicts_of_estimators():
     ):
         assert verdict(ESTIMATORS, ahead, words).verdict == "not decided"
     rows = {row[:2]: row[2:] for row in ESTIMATORS.table(ahead, "paper").rows}
-    assert rows["cnn-linear", "one step's gradient"] == ("80.00 +- 0.00", "-", *["79.50 +- 0.00"] * 2)
+    assert rows["cnn-linear", "one step's gradient"] == ("80.00 +- 0.00", "-", *["79.50 +- 0.00"] * 2, "")
+    assert rows["authors-lr", "authors' code"] == ("80.00 +- 0.00", "-", *["79.50 +- 0.00"] * 3)
 
 
 def test_the_picture_of_estimators():
@@ -275,9 +293,18 @@ def test_which_estimates_are_one_algorithm():
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["lr-linear/fedagrac/epoch/seed0", "cnn-constant/fedagrac-first/one/seed0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lr-linear/fedagrac/epoch/seed0",
+        "cnn-constant/fedagrac-first/one/seed0",
+        "authors-lr/fedagrac/pass/seed0",
+        "authors-lr/scaffold-one/pass/seed0",
+    ],
+)
 def test_one_round_of_estimators_on_real_data(name):
-    settings = next(trial.settings for trial in ESTIMATORS.trials("quick") if trial.name == name)
+    trials = [*ESTIMATORS.trials("quick"), *ESTIMATORS.trials("paper")]
+    settings = next(trial.settings for trial in trials if trial.name == name)
     (outcome,) = run_simulations([{**settings, "rounds": 1}], Deadline(None))
     assert outcome["rounds"] == len(outcome["accuracy"]) == 1
     assert outcome["final"] > 0.11  # better than guessing

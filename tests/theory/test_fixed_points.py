@@ -17,6 +17,9 @@ from quadratics import Trace, half_square
 
 EXACT = {
     "scaffold": fg.Scaffold(lr=1.0),
+    "scaffold one": fg.Scaffold(lr=1.0, option="I", init="full"),
+    "scaffold one half": fg.Scaffold(lr=1.0, option="I", server_lr=0.5),
+    "scaffold two half": fg.Scaffold(lr=1.0, server_lr=0.5),
     "fedlin": fg.FedLin(lr=1.0),
     "fedagrac": fg.FedaGrac(lr=1.0),
     "fedagrac-avg": fg.FedaGrac(lr=1.0, transmit="average"),

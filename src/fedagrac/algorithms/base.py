@@ -57,7 +57,8 @@ class Traits:
         exchanges: the number of exchanges in one round. With 2, clients first send a gradient at x~.
         needs_steps: whether the local rule depends on K_i, so that K_i must be known before clients begin.
         lr: whether eta is the size of one local "step" or is divided among the steps of a client's "round".
-        first_steps: how many steps a first gradient averages; None if clients are never asked for one.
+        first_steps: how many steps a first gradient averages, at most an epoch's for "pass"; None if clients are
+            never asked for one.
     """
 
     vectors: tuple[str, ...] = ("x",)
@@ -67,7 +68,7 @@ class Traits:
     exchanges: Literal[1, 2] = 1
     needs_steps: bool = False
     lr: Literal["step", "round"] = "step"
-    first_steps: int | Literal["epoch"] | None = None
+    first_steps: int | Literal["epoch", "pass"] | None = None
 
     @property
     def state(self) -> frozenset[str]:

@@ -56,8 +56,10 @@ class FedaGrac(Algorithm):
         calibration: lambda, a number or a schedule over rounds such as `fedagrac.core.schedule.Piecewise`.
         transmit: which clients transmit their first gradient: "hybrid" the fast ones, "average" none, "first" all,
             "reverse" the slow ones.
-        first_steps: how many of the first steps the "first gradient" averages: "epoch" for one local epoch (the
-            authors' code), or a number; the paper's text has 1.
+        first_steps: how many of the first steps the "first gradient" averages: "epoch" for one local epoch, capped
+            at K_i; a number; or "pass", the authors' code: up to the end of the pass over the local data that is
+            under way, and one step if that pass does not end within the round or has just ended. The paper's text
+            has 1.
         local_reference: nu_i is the "mean" gradient of the round (Algorithm 1, the proofs, the authors' code) or
             what the client "transmitted" (Section V.A).
         init: nu_i starts from the "full" local gradient at x_1 (the paper) or from "zeros".
@@ -73,7 +75,7 @@ class FedaGrac(Algorithm):
 
     calibration: float | Callable[[int], float] = 1.0
     transmit: Literal["hybrid", "average", "first", "reverse"] = "hybrid"
-    first_steps: int | Literal["epoch"] = "epoch"
+    first_steps: int | Literal["epoch", "pass"] = "epoch"
     local_reference: Literal["mean", "transmitted"] = "mean"
     init: Literal["full", "zeros"] = "full"
     orientation: Literal["cached", "cohort"] = "cached"
@@ -99,9 +101,9 @@ class FedaGrac(Algorithm):
                 raise InputError("calibration", self.calibration, "a number of at least 0, or a schedule")
             non_negative("calibration", self.calibration)
         one_of("transmit", self.transmit, NAMES)
-        if self.first_steps != "epoch":
+        if self.first_steps not in ("epoch", "pass"):
             if isinstance(self.first_steps, str):
-                raise InputError("first_steps", self.first_steps, '"epoch" or an integer of at least 1')
+                raise InputError("first_steps", self.first_steps, '"epoch", "pass" or an integer of at least 1')
             count("first_steps", self.first_steps)
         one_of("local_reference", self.local_reference, ["mean", "transmitted"])
         one_of("init", self.init, ["full", "zeros"])
@@ -114,6 +116,15 @@ class FedaGrac(Algorithm):
         return {"hybrid": cohort.fast, "average": ~everyone, "first": everyone, "reverse": ~cohort.fast}[
             self.transmit
         ]
+
+    def averaged(self, cohort: Cohort) -> npt.NDArray[np.int64]:
+        """Return how many steps a first gradient averages, [m]; a plan caps them at K_i."""
+        if self.first_steps == "epoch":
+            return cohort.epoch_steps
+        if self.first_steps == "pass":
+            ends = (cohort.pass_steps > 0) & (cohort.pass_steps < cohort.steps)
+            return np.where(ends, cohort.pass_steps, 1)
+        return np.full(len(cohort), self.first_steps)
 
     def start(self, x: Tensor, population: Population) -> State:
         """Return x and nu = sum_i omega_i nu_i at x_1."""
@@ -128,8 +139,7 @@ class FedaGrac(Algorithm):
         """Return a plan with c_i = lambda (nu - nu_i) (lines 5 and 9), mu = 0, eta_i = eta."""
         lam = self.calibration(cohort.round) if callable(self.calibration) else self.calibration
         c = lam * (state["nu"].to(rows["nu"].dtype) - rows["nu"])
-        averaged = cohort.epoch_steps if self.first_steps == "epoch" else self.first_steps
-        first_steps = np.where(self.transmits_first(cohort), averaged, 0)
+        first_steps = np.where(self.transmits_first(cohort), self.averaged(cohort), 0)
         return Plan.of(cohort.steps, self.lr, correction=c, first_steps=first_steps, mean=True)
 
     def aggregate(

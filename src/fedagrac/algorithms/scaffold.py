@@ -1,13 +1,13 @@
 """SCAFFOLD: correct every step by the difference between the global and the client's control variate.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated
-Learning", ICML 2020, their option II (the control variate is the mean gradient of the round) and a server step
-of 1. Their c_i and c are nu_i and nu here; their c - c_i is this package's correction c_i.
+Learning", ICML 2020, Algorithm 1. Their c_i and c are nu_i and nu here; their c - c_i is this package's
+correction c_i.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedagrac.algorithms.base import (
@@ -23,7 +23,7 @@ from fedagrac.algorithms.base import (
     starting_rows,
 )
 from fedagrac.core.local import Plan, Result, mean_gradient
-from fedagrac.errors import flag, one_of
+from fedagrac.errors import InputError, flag, one_of, positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,12 +35,15 @@ __all__ = ["Scaffold"]
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
-    """c_i = nu - nu_i; x = sum_i omega_i x_i; nu_i = mean gradient of the round; nu = sum_i omega_i nu_i.
+    """c_i = nu - nu_i; x = x~ + server_lr (sum_i omega_i x_i - x~); nu_i by option; nu = sum_i omega_i nu_i.
 
     Attributes:
         init: nu_i starts from "zeros" (the usual start) or from the "full" local gradient at x_1.
         economical: the server reconstructs nu_i from the model instead of receiving it, so clients send one vector
             instead of two. It is off by default: SCAFFOLD as published sends both.
+        option: nu_i is the mean gradient of the round ("II", the usual one, without further computation) or the
+            client's gradient at x~ over all its data ("I", which costs one more local epoch a round).
+        server_lr: the server's step size; 1 for x = sum_i omega_i x_i.
 
     Examples:
         >>> Scaffold(lr=0.01).init
@@ -49,6 +52,8 @@ class Scaffold(Algorithm):
 
     init: Literal["zeros", "full"] = "zeros"
     economical: bool = False
+    option: Literal["I", "II"] = "II"
+    server_lr: float = 1.0
 
     cites: ClassVar[tuple[str, ...]] = ("scaffold",)
 
@@ -59,13 +64,17 @@ class Scaffold(Algorithm):
 
     @property
     def traits(self) -> Traits:
-        """The server keeps nu and, for every client, nu_i."""
-        return orientation_traits(self.init, rows=("nu",))
+        """The server keeps nu and, for every client, nu_i. With option I, clients send their gradients at x~."""
+        return replace(orientation_traits(self.init, rows=("nu",)), exchanges=2 if self.option == "I" else 1)
 
     def check(self) -> None:
-        """Check the settings `init` and `economical`."""
+        """Check every setting."""
         one_of("init", self.init, ["zeros", "full"])
-        flag("economical", self.economical)
+        one_of("option", self.option, ["I", "II"])
+        positive("server_lr", self.server_lr)
+        if flag("economical", self.economical) and self.option == "I":
+            accepted = 'false, or option="II": a gradient at x~ cannot be reconstructed from the model'
+            raise InputError("economical", self.economical, accepted)
 
     def start(self, x: Tensor, population: Population) -> State:
         """Return x and nu = sum_i omega_i nu_i at x_1."""
@@ -76,18 +85,26 @@ class Scaffold(Algorithm):
         return {"nu": starting_rows(state, cohort)}
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
-        """Return a plan with c_i = nu - nu_i, mu = 0, eta_i = eta."""
+        """Return a plan with c_i = nu - nu_i, mu = 0, eta_i = eta, and with option I the gradients at x~."""
         c = state["nu"].to(rows["nu"].dtype) - rows["nu"]
-        return Plan.of(cohort.steps, self.lr, correction=c, mean=True)
+        plan = Plan.of(cohort.steps, self.lr, correction=c, mean=self.option == "II")
+        return plan if self.option == "II" else replace(plan, at_start=cohort.gradients(state["x"]))
 
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
-        """Return x = sum_i omega_i x_i, nu = sum_i omega_i nu_i, and nu_i = mean gradient."""
-        mean = mean_gradient(plan, state["x"], result)
-        nu = reference_orientation(state["nu"], rows["nu"], mean, cohort)
-        return {**state, "x": average(cohort, result), "nu": nu}, {"nu": mean}
+        """Return x = x~ + server_lr (sum_i omega_i x_i - x~), nu = sum_i omega_i nu_i, and the new nu_i."""
+        nu_i = mean_gradient(plan, state["x"], result) if plan.at_start is None else plan.at_start
+        nu = reference_orientation(state["nu"], rows["nu"], nu_i, cohort)
+        x = average(cohort, result)
+        if self.server_lr != 1:
+            x = state["x"] + self.server_lr * (x - state["x"])
+        return {**state, "x": x, "nu": nu}, {"nu": nu_i}
 
     def cost(self, cohort: Cohort) -> Cost:
-        """Return the cost: the model and nu down; the model and, unless economical, the control variate up."""
-        return Cost.of(cohort, down=2, up=1 if self.economical else 2)
+        """Return the cost: the model and nu down; the model and, unless economical, the control variate up.
+
+        Option I computes a gradient over all local data, too.
+        """
+        extra = cohort.epoch_steps if self.option == "I" else 0
+        return Cost.of(cohort, down=2, up=1 if self.economical else 2, extra_steps=extra)

@@ -73,6 +73,8 @@ class Cohort:
         weights: omega_i, the masses normalised over the cohort, [m].
         population_weights: omega_i among all M clients, [m].
         epoch_steps: steps in one local epoch, ceil(n_i / batch size), 1 with full batches, [m].
+        pass_steps: steps that end the pass over its data in which a client is, [m]; an epoch's unless batches
+            continue where the last round ended, then 0 where that round ended with a pass.
         everyone: whether all M clients take part.
         service: the local gradients of clients.
         total: adds up a sum over all processes that share the simulation.
@@ -89,11 +91,14 @@ class Cohort:
     everyone: bool
     service: GradientService
     total: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    pass_steps: npt.NDArray[np.int64] = None  # type: ignore[assignment]  # an array after __post_init__
     weights: npt.NDArray[np.float64] = field(init=False)
     fast: npt.NDArray[np.bool_] = field(init=False)
     mean_steps: float = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.pass_steps is None:
+            object.__setattr__(self, "pass_steps", self.epoch_steps)
         total = sum(self.masses)
         weighted = sum(n * int(k) for n, k in zip(self.masses, self.steps, strict=True))
         weights = np.array([float(Fraction(n) / total) for n in self.masses])
@@ -119,7 +124,7 @@ class Cohort:
             [102.0]
         """
         part = copy.copy(self)
-        for name in ("clients", "steps", "population_weights", "epoch_steps", "weights", "fast"):
+        for name in ("clients", "steps", "population_weights", "epoch_steps", "pass_steps", "weights", "fast"):
             object.__setattr__(part, name, getattr(self, name)[keep])
         object.__setattr__(part, "masses", [mass for mass, kept in zip(self.masses, keep, strict=True) if kept])
         object.__setattr__(part, "total", total)
@@ -144,6 +149,7 @@ class Cohort:
             masses=[self.masses[int(i)] for i in members],
             population_weights=self.population_weights[members],
             epoch_steps=self.epoch_steps[members],
+            pass_steps=self.pass_steps[members],
             everyone=self.everyone and len(members) == len(self),
         )
 

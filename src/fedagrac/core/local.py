@@ -52,6 +52,7 @@ class Plan:
             if the reconstruction is inaccurate or impossible (see `accumulate`).
         buffers: the module's moving buffers from which each member starts, [m, q]; None if every step begins with
             the buffers of the user's module and leaves them as they are.
+        at_start: gradients at x~ that the algorithm asked for and needs again when it aggregates, [m, d], or None.
     """
 
     steps: npt.NDArray[np.int64]
@@ -62,6 +63,7 @@ class Plan:
     mean: bool
     exact: bool = False
     buffers: Tensor | None = None
+    at_start: Tensor | None = None
 
     @classmethod
     def of(
@@ -86,7 +88,7 @@ class Plan:
 
     @classmethod
     def join(cls, plans: Sequence[Plan]) -> Plan:
-        """Join several plans into one, with the rows of the first plan first."""
+        """Join several plans into one for an engine, with the rows of the first plan first."""
         corrections = [plan.correction for plan in plans]
         like = next((rows for rows in corrections if rows is not None), None)
         correction = None
@@ -127,6 +129,7 @@ class Plan:
             mu=self.mu[rows],
             first_steps=self.first_steps[rows],
             buffers=None if self.buffers is None else self.buffers[torch.from_numpy(rows)],
+            at_start=None if self.at_start is None else self.at_start[torch.from_numpy(rows)],
         )
 
     @property
@@ -243,10 +246,13 @@ def check_plan(source: str, plan: Plan, cohort: Cohort, d: int) -> None:
             raise InputError(f"{source} {name}", values.tolist(), f"finite numbers of at least {least}")
     if (plan.first_steps > plan.steps).any():
         raise InputError(f"{source} first_steps", plan.first_steps.tolist(), "at most the steps of each client")
-    c = plan.correction
-    if c is not None and not (isinstance(c, torch.Tensor) and c.shape == (m, d) and c.is_floating_point()):
-        given = f"shape {list(np.shape(c))} of {getattr(c, 'dtype', type(c).__name__)}"
-        raise InputError(f"{source} correction", given, f"a tensor [{m}, {d}]: one row for each client")
+    for name, rows in (("correction", plan.correction), ("at_start", plan.at_start)):
+        if rows is None or (
+            isinstance(rows, torch.Tensor) and rows.shape == (m, d) and rows.is_floating_point()
+        ):
+            continue
+        given = f"shape {list(np.shape(rows))} of {getattr(rows, 'dtype', type(rows).__name__)}"
+        raise InputError(f"{source} {name}", given, f"a tensor [{m}, {d}]: one row for each client")
 
 
 def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:

@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     JITTER = 9
     VALIDATION = 10
     TRANSFORM = 11
+    ORDER = 12
 
 
 def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

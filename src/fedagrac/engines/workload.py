@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedagrac.core.streams import Purpose, torch_seed
-from fedagrac.data.batches import Sampling, batch_positions
+from fedagrac.data.batches import Sampling, batch_lengths, batch_positions
 from fedagrac.data.disk import DiskArray
 from fedagrac.data.pictures import crop_and_flip, draw_shifts
 from fedagrac.data.trees import leaves, map_leaves, num_samples
@@ -42,18 +42,25 @@ SMALL = 100_000
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """A client's batches: sample numbers [steps, batch], and shifts of pictures [steps, batch, 3] or None."""
+    """A client's batches.
+
+    Attributes:
+        samples: sample numbers, [steps, batch].
+        shifts: the shifts of those pictures, [steps, batch, 3], or None.
+        lengths: how many of the samples count in each step, the first ones, [steps]; None if all do.
+    """
 
     samples: npt.NDArray[np.int64]
     shifts: npt.NDArray[np.int64] | None
+    lengths: npt.NDArray[np.int64] | None = None
 
     def on(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield samples and shifts of every step, on a device."""
         samples = torch.from_numpy(self.samples).to(device)
-        if self.shifts is None:
-            yield from zip(samples, itertools.repeat(None), strict=False)
-        else:
-            yield from zip(samples, torch.from_numpy(self.shifts).to(device), strict=True)
+        shifts = None if self.shifts is None else torch.from_numpy(self.shifts).to(device)
+        for k, row in enumerate(samples):
+            n = len(row) if self.lengths is None else int(self.lengths[k])
+            yield row[:n], None if shifts is None else shifts[k, :n]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +80,8 @@ class Workload:
         numbers: the number that names each client's streams, [M]; None for the client's own number. A machine that
             holds the data of one client alone calls it client 0, but must draw that client's batches.
         floats: the places among the inputs of integers that the module takes only as floating-point numbers.
+        steps_before: the steps of each client before a round, [M], after which "cyclic" sampling continues; None
+            if every round begins with a new pass.
     """
 
     model: VectorModel
@@ -87,6 +96,7 @@ class Workload:
     seed: int
     numbers: npt.NDArray[np.int64] | None = None
     floats: frozenset[int] = frozenset()
+    steps_before: Callable[[int], npt.NDArray[np.int64]] | None = None
 
     @classmethod
     def of(
@@ -121,11 +131,11 @@ class Workload:
         return dataclasses.replace(workload, floats=try_step(workload, default_loss=loss is None))
 
     def batch_sizes(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the samples per step of each client, [m]."""
+        """Return the samples per step of each client, [m]; a pass of "cyclic" sampling may end with fewer."""
         sizes = self.federation.sizes[clients]
         if self.batch_size is None:
             return sizes
-        if self.sampling == "shuffle":
+        if self.sampling != "replacement":
             return np.minimum(sizes, self.batch_size)
         return np.full_like(sizes, self.batch_size)
 
@@ -136,12 +146,15 @@ class Workload:
     def draw(self, client: int, steps: int, round: int) -> Batches:
         """Return the client's samples in each step of the round, and the shifts of its pictures."""
         samples, number = self.federation.samples_of(client), self.number_of(client)
-        positions = batch_positions(len(samples), steps, self.batch_size, self.sampling, self.seed, round, number)
+        before = 0 if self.steps_before is None else int(self.steps_before(round)[client])
+        how = len(samples), steps, self.batch_size, self.sampling
+        positions = batch_positions(*how, self.seed, round, number, before)
+        lengths = batch_lengths(*how, before)
         images = self.federation.images
         if images is None or not images.padding:
-            return Batches(samples[positions], None)
-        batch = positions.shape[1]
-        return Batches(samples[positions], draw_shifts(steps, batch, images.padding, self.seed, round, number))
+            return Batches(samples[positions], None, lengths)
+        shifts = draw_shifts(steps, positions.shape[1], images.padding, self.seed, round, number)
+        return Batches(samples[positions], shifts, lengths)
 
     def on_device(self, numbers: npt.NDArray[np.int64]) -> Tensor:
         """Return an array of integers as a tensor on the device."""

@@ -59,7 +59,7 @@ class DataSettings(StrictTable):
     clients: StrictInt | None = None
     partition: dict[str, Any] | None = None
     batch_size: StrictInt | Literal["full"] = 20
-    sampling: Literal["replacement", "shuffle"] = "replacement"
+    sampling: Literal["replacement", "shuffle", "cyclic"] = "replacement"
     validation: Number | None = None
 
     @property

@@ -172,7 +172,7 @@ class FlowerFleet:
         cohort, first_steps = order.cohort, server.algorithm.traits.first_steps
         longest = np.zeros(len(cohort), np.int64)
         if first_steps is not None:
-            longest = cohort.epoch_steps if first_steps == "epoch" else longest + first_steps
+            longest = longest + first_steps if isinstance(first_steps, int) else cohort.epoch_steps
         order = dataclasses.replace(order, plan=dataclasses.replace(order.plan, first_steps=longest))
         asks = {int(client): _message(order, row, chosen=True) for row, client in enumerate(cohort.clients)}
         answers = self.link.exchange("train.steps", asks, cohort.round)

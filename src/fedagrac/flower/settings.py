@@ -68,7 +68,7 @@ class Settings(StrictTable):
     min_clients: StrictInt = 0
     seed: StrictInt = 0
     batch_size: StrictInt | Literal["full"] = 20
-    sampling: Literal["replacement", "shuffle"] = "replacement"
+    sampling: Literal["replacement", "shuffle", "cyclic"] = "replacement"
     weight_decay: Number = 0.0
     buffers: Literal["average", "local", "frozen"] = "average"
     dtype: Literal["float32", "float64"] = "float32"
@@ -118,11 +118,17 @@ class Settings(StrictTable):
         one_of("engine", self.engine, ENGINES)
         for field in ("round_seconds", "wait_seconds", "poll_seconds"):
             positive(field, getattr(self, field))
+        if self.sampling == "cyclic":
+            accepted = '"replacement" or "shuffle": clients keep nothing, so none knows where its last round ended'
+            raise InputError("sampling", self.sampling, accepted)
         self.build_algorithm()
         build_guard(self.guard)
         build_stop(self.stop)
         steps = self.build_steps()
         if isinstance(steps, ClientSteps):
+            if self.build_algorithm().traits.first_steps == "pass":
+                accepted = '"epoch" or a number: whether a pass ends in a round depends on K, which clients choose'
+                raise InputError("algorithm.first_steps", "pass", accepted)
             positive("steps.seconds", steps.seconds)
             count("steps.max_steps", steps.max_steps)
         else:

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from fedagrac.paper.authors import SEED, uniform_steps
 from fedagrac.paper.recipe import Scale
 
-__all__ = ["ASSUMPTIONS", "PRESPLIT", "SPLITS", "STEPS", "fashion", "first_epoch", "start_of", "step_counts"]
+__all__ = [
+    "ASSUMPTIONS",
+    "AUTHORS_SPLIT",
+    "AUTHORS_STEPS",
+    "PRESPLIT",
+    "SPLITS",
+    "STEPS",
+    "fashion",
+    "first_epoch",
+    "start_of",
+    "step_counts",
+]
 
 PRESPLIT = "dirichlet-0.1"
 """The authors' code cuts Fashion-MNIST into these shares beforehand."""
@@ -18,6 +30,12 @@ SPLITS: dict[str, dict[str, Any]] = {
     "dirichlet-0.3": {"partition": {"kind": "dirichlet", "alpha": 0.3}},
 }
 """How the data are split; where no seed is named, the run's seed decides the split."""
+
+AUTHORS_SPLIT: dict[str, Any] = {"partition": {"kind": "authors-dirichlet", "alpha": 0.1}, "seed": SEED}
+"""The authors' own Dirichlet(0.1), sample by sample."""
+
+AUTHORS_STEPS = uniform_steps(100, 400, clients=10)
+"""The authors' own draw of K_i ~ Uniform(100, 400)."""
 
 STEPS = {"constant": "K = 100", "linear": "K = 250 to 1600", "uniform": "K ~ Uniform(100, 400)"}
 """The step counts by name: constant ones and two kinds of step asynchronism."""
@@ -33,7 +51,8 @@ ASSUMPTIONS = (
     "non-iid data: Dirichlet(0.1) as the authors' code splits Fashion-MNIST beforehand: a client that holds its "
     "equal share gets nothing more, and every client holds at least as many samples as there are classes. The "
     "partition's seed is 1234 for every run, as in their code, but our generator is another one, so the shares "
-    "are not theirs sample by sample. The runs' seeds vary the first model, the batches and the step counts",
+    "are not theirs sample by sample (those are rebuilt for the panel authors-lr of figure-estimators). "
+    "The runs' seeds vary the first model, the batches and the step counts",
     "step asynchronism: K_i = 100 + 150 i for i = 1 to 10 (a line that is commented out in the paper's source), "
     "and K_i ~ Uniform(100, 400) drawn once per client, as the authors' code offers",
 )

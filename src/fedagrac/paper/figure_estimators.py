@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedagrac.paper.fashion import ASSUMPTIONS, PRESPLIT, STEPS, fashion, first_epoch, start_of, step_counts
+from fedagrac.paper.fashion import (
+    ASSUMPTIONS,
+    AUTHORS_SPLIT,
+    AUTHORS_STEPS,
+    PRESPLIT,
+    STEPS,
+    fashion,
+    first_epoch,
+    start_of,
+    step_counts,
+)
 from fedagrac.paper.grid import GridPoint, compare_means, grid_points, seeded, within
 from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
 from fedagrac.paper.records import Trial
@@ -30,6 +40,21 @@ PANELS = {  # model and step counts: the paper's (a) to (d), then the authors' o
 READINGS = {"epoch": "first epoch's gradient", "one": "one step's gradient"}
 
 CALIBRATION = {"lr": 1.0, "cnn": 0.05}
+
+AUTHORS = "authors-lr"
+"""The panel that runs as the authors' code does: their split, their K_i, cyclic batches, nu from zeros."""
+
+AUTHORS_WORDS = "authors' code"
+
+AUTHORS_ROUNDS = 50
+
+OPTION_ONE = "scaffold-one"
+
+FIVE: dict[str, dict[str, Any]] = {
+    **{name: {"name": name, "calibration": 1.0, "first_steps": "pass", "init": "zeros"} for name in ALGORITHMS},
+    OPTION_ONE: {"name": "scaffold", "option": "I"},
+}
+"""What runs there: the four estimates, and SCAFFOLD's option I (its option II is FedaGrac-avg)."""
 
 COUNTS: dict[str, dict[str, tuple[int, int, tuple[int, ...]]]] = {
     # by model: rounds, step counts divided by, seeds
@@ -69,7 +94,27 @@ def _trials(scale: Scale) -> list[Trial]:
                 algorithm |= start_of(model, scale)
                 settings = fashion(model, PRESPLIT, step_counts(kind, part), rounds, algorithm)
                 trials += seeded(f"{panel}/{name}/{reading}", settings, seeds)
+    trials.sort(key=lambda trial: int(trial.settings["seed"]))
+    return trials + _authors_trials() if scale == "paper" else trials
+
+
+def _authors_trials() -> list[Trial]:
+    """Return the runs of the panel of the authors' code, seed by seed."""
+    trials = []
+    for name, algorithm in FIVE.items():
+        settings = fashion("lr", PRESPLIT, AUTHORS_STEPS, AUTHORS_ROUNDS, algorithm)
+        settings |= {"data": {**settings["data"], **AUTHORS_SPLIT}, "sampling": "cyclic"}
+        trials += seeded(f"{AUTHORS}/{name}/pass", settings, COUNTS["paper"]["lr"][2])
     return sorted(trials, key=lambda trial: int(trial.settings["seed"]))
+
+
+def _authors_points(records: TrialRecords) -> dict[str, GridPoint | None]:
+    """Return the runs of the panel of the authors' code by their names."""
+    return {name: next(iter(grid_points(records, f"{AUTHORS}/{name}")), None) for name in FIVE}
+
+
+def _shown(point: GridPoint | None) -> str:
+    return "-" if point is None else point.percent() + ("" if point.finished else " (cut off)")
 
 
 def _point(records: TrialRecords, panel: str, name: str, reading: str) -> GridPoint | None:
@@ -82,9 +127,10 @@ def _table(records: TrialRecords, scale: Scale) -> Table:
     for panel in PANELS:
         for reading, words in READINGS.items():
             four = [_point(records, panel, name, reading) for name in ALGORITHMS]
-            texts = ["-" if c is None else c.percent() + ("" if c.finished else " (cut off)") for c in four]
-            rows.append((panel, words, *texts))
-    return Table(("panel", "first gradient", *ALGORITHMS), tuple(rows))
+            rows.append((panel, words, *map(_shown, four), ""))
+    if scale == "paper":
+        rows.append((AUTHORS, AUTHORS_WORDS, *map(_shown, _authors_points(records).values())))
+    return Table(("panel", "first gradient", *ALGORITHMS, "SCAFFOLD option I"), tuple(rows))
 
 
 def _claims(records: TrialRecords) -> list[Verdict]:
@@ -98,6 +144,10 @@ def _claims(records: TrialRecords) -> list[Verdict]:
             for name in ALGORITHMS[1:]:
                 claim = f"{panel}, {words}: FedaGrac is ahead of {name}"
                 verdicts.append(compare_means(claim, four["fedagrac"], four[name]))
+    five = _authors_points(records)
+    for name in list(FIVE)[1:]:
+        claim = f"{AUTHORS}, {AUTHORS_WORDS}: FedaGrac is ahead of {name}"
+        verdicts.append(compare_means(claim, five["fedagrac"], five[name]))
     return verdicts
 
 
@@ -165,8 +215,13 @@ RECIPE = Recipe(
         *ASSUMPTIONS,
         "200 rounds (not stated); lambda = 1 for LR and 0.05 for the CNN, the paper's choices for convex and "
         "other objectives; compared by the mean of the last 10 evaluations over 3 seeds",
-        "first gradient: the mean of the first local epoch, as in the authors' code, and beside it the paper's "
-        "text, one stochastic gradient",
+        "first gradient: the mean of the first local epoch, and beside it the paper's text, one stochastic "
+        "gradient",
+        f"{AUTHORS} runs LR as the authors' public code does (github.com/HarliWu/FedaGrac): its split sample by "
+        "sample, its K_i ~ Uniform(100, 400), batches in a fixed order that continue from round to round, nu from "
+        "zeros, and a first gradient that averages up to the end of the pass over the data that is under way (one "
+        f"stochastic gradient if that pass does not end within the round); lambda = 1, {AUTHORS_ROUNDS} rounds. "
+        "There FedaGrac-avg is SCAFFOLD with option II",
         "with constant steps no client is fast, so FedaGrac and FedaGrac-avg are the same algorithm, and so are "
         "FedaGrac-first and FedaGrac-reverse. With the epoch's gradient, a client whose local epoch is no "
         "shorter than K = 100 sends the same estimate in all four. Such runs of the CNN differ by their dropout "

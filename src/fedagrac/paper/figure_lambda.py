@@ -205,7 +205,8 @@ RECIPE = Recipe(
         "accuracy after 200 rounds: the mean of the last 10 evaluations, over 3 seeds; +-: half the width of "
         "the 95 % interval (the paper does not say how it computes its +-)",
         "lambda = 0 is FedaGrac with calibration 0, which is FedAvg",
-        "first gradient: the mean of the first local epoch, as in the authors' code, and beside it the paper's "
+        "first gradient: the mean of the first local epoch (the authors' code averages up to the end of the pass "
+        "over the data that is under way, half an epoch on average), and beside it the paper's "
         "text, one stochastic gradient. With constant steps no client is fast, so none sends a first gradient, "
         "and the two are the same algorithm",
         "quick: 4 values of lambda and Increase, nu from zeros, 8 rounds, step counts divided by 5 (constant) "

@@ -265,7 +265,8 @@ RECIPE = Recipe(
         "the axes (the figure is not in the paper's source): eta 0.0005 to 0.05, lambda 0.001 to 1",
         "DP1: for AlexNet as the authors' code draws it (Dirichlet(0.3), balanced, at least 10 samples); for LR "
         "on a9a Dirichlet(0.3) alone",
-        "first gradient: the mean of the first local epoch, as in the authors' code",
+        "first gradient: the mean of the first local epoch (the authors' code averages up to the end of the pass "
+        "over the data that is under way, half an epoch on average)",
         "LR: 3 seeds; AlexNet: one seed, and augmentation (crops and flips) as in the authors' code; an AlexNet "
         "run that has not reached 12 % after 15 rounds ends there",
         "a lambda is good where it is within 0.5 points (LR) or 2 points (AlexNet) of the best one at that eta. "

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedagrac.callbacks import Callback
+from fedagrac.data import Federation
 from fedagrac.errors import InputError
-from fedagrac.experiments.build import build_algorithm, build_federation, build_model, build_steps
+from fedagrac.experiments.build import build_algorithm, build_federation, build_kind, build_model, build_steps
 from fedagrac.files import make_folder
+from fedagrac.paper.authors import PARTITIONS
 from fedagrac.paper.records import key_of
 from fedagrac.rounds.api import run_on
 from fedagrac.rounds.fleet import Simulated
@@ -29,7 +31,6 @@ from fedagrac.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedagrac.data.federation import Federation
     from fedagrac.paper.records import Records, Trial, TrialRecord
     from fedagrac.rounds.loop import Run
     from fedagrac.rounds.record import History, RoundRecord, SimulationResult
@@ -272,7 +273,11 @@ def _device() -> torch.device:
 @functools.lru_cache(maxsize=2)
 def _federation(data: str, data_dir: Path | None) -> Federation:
     settings = json.loads(data)
-    return build_federation(settings, settings.pop("seed", 0), data_dir)
+    seed, partition = settings.pop("seed", 0), settings.get("partition", {})
+    if partition.get("kind") in PARTITIONS:
+        own = build_kind(partition, PARTITIONS)
+        return Federation.load(**{**settings, "partition": own, "seed": seed, "data_dir": data_dir})
+    return build_federation(settings, seed, data_dir)
 
 
 @functools.lru_cache(maxsize=1)
@@ -285,6 +290,7 @@ def _fleet(settings: str, data_dir: Path | None) -> Simulated:
         rounds=shared["rounds"],
         steps=build_steps(shared["steps"]),
         batch_size=shared["batch_size"],
+        sampling=shared.get("sampling", Setup.sampling),
         seed=shared["seed"],
         precision="tf32" if shared.get("tf32") and torch.cuda.is_available() else "float32",
         stop=Stop(accuracy=shared["target"]) if at_once else None,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from fedagrac.paper.authors import SEED, gaussian_steps
 from fedagrac.paper.grid import GridPoint, at_target, best, compare_rounds, fewest_rounds, grid_points, grid_trials
 from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
 from fedagrac.paper.records import Trial
 from fedagrac.paper.runner import run_simulations
 
-__all__ = ["ALGORITHMS", "DP1", "RECIPE", "SHARED"]
+__all__ = ["ALGORITHMS", "AUTHORS", "DP1", "RECIPE", "SHARED"]
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedagrac": {"name": "fedagrac", "first_steps": "epoch"},
@@ -55,6 +56,14 @@ DP1 = {"kind": "dirichlet", "alpha": 0.3, "balance": True, "least": 10}
 """DP1 as the authors' code draws it."""
 
 DP2 = {"kind": "shards", "classes": 5}
+
+AUTHORS: dict[str, dict[str, Any]] = {
+    "dp1": {"partition": {"kind": "authors-dirichlet", "alpha": 0.3}, "seed": SEED},
+    "dp2": {"partition": {"kind": "authors-classes", "classes": 5}, "seed": SEED},
+    "v100-fixed": gaussian_steps(500, 100, clients=20),
+    "v10000-fixed": gaussian_steps(500, 10_000, clients=20),
+}
+"""The authors' own splits and step counts, for recipes to come: the records so far have draws of our own."""
 
 SHARED = ("alexnet-dp2", "v10000-fixed")
 """The row that is run over several seeds, and whose runs figure-time shows as well."""
@@ -230,7 +239,8 @@ RECIPE = Recipe(
         "DP1: Dirichlet(0.3) as the authors' code draws it: a client that holds its equal share gets nothing "
         "more, and every client holds at least 10 samples. Older records with Dirichlet(0.3) alone are kept but "
         "not shown",
-        "first gradient: the mean of the first local epoch, as in the authors' code; the paper's text (one "
+        "first gradient: the mean of the first local epoch (the authors' code averages up to the end of the pass "
+        "over the data that is under way, half an epoch on average); the paper's text (one "
         "stochastic gradient, lambda = 0.05) runs beside it as fedagrac-text",
         "FedaGrac starts from full gradients. SCAFFOLD runs from zeros, as is usual, and from full gradients too "
         "(scaffold-full), because the start alone makes a difference",

@@ -7,6 +7,7 @@ and, if several processes share the work, ranks. A live fleet sends messages ins
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ import torch
 from fedagrac.algorithms.base import Cost
 from fedagrac.core.cohort import Cohort, GradientService, Population
 from fedagrac.core.local import Plan, Result
-from fedagrac.data.batches import epoch_steps
+from fedagrac.data.batches import epoch_steps, pass_steps
 from fedagrac.engines import EngineRecord, choose_engine, current_ranks
 from fedagrac.engines.precision import tf32
 from fedagrac.heterogeneity import Clock, Devices
@@ -130,8 +131,13 @@ class Roster:
         clients: npt.NDArray[np.int64],
         steps: npt.NDArray[np.int64],
         masses: Sequence[int | Fraction] | None = None,
+        before: npt.NDArray[np.int64] | None = None,
     ) -> Cohort:
-        """Return a cohort of some clients, weighted by `masses` or else by their own masses."""
+        """Return a cohort of some clients, weighted by `masses` or else by their own masses.
+
+        `before` are the steps of earlier rounds, [m], if batches continue where those ended.
+        """
+        epochs = epoch_steps(self.sizes[clients], self.batch_size)
         if masses is None:
             masses = [self.masses[int(i)] for i in clients]
         return Cohort(
@@ -140,7 +146,8 @@ class Roster:
             steps=steps,
             masses=masses,
             population_weights=self.weights[clients],
-            epoch_steps=epoch_steps(self.sizes[clients], self.batch_size),
+            epoch_steps=epochs,
+            pass_steps=epochs if before is None else pass_steps(self.sizes[clients], self.batch_size, before),
             everyone=len(clients) == len(self.sizes),
             service=self.gradients,
         )
@@ -194,6 +201,8 @@ class Simulated:
         if clock is None:
             clock = Clock.of(steps) if isinstance(steps, Devices) else Clock()
         clock.check(M)
+        if setup.sampling == "cyclic":
+            workload = dataclasses.replace(workload, steps_before=StepsBefore(setup, steps, federation.weights))
         ranks = current_ranks().share(checked_counts(steps, 0, M, setup.seed))
         gradients = LastGradients()
         roster = Roster(federation.sizes, federation.masses, federation.weights, setup.batch_size, gradients)
@@ -281,7 +290,10 @@ class Simulated:
             if cohorts.by == "weight":
                 masses = times.tolist()
         K = checked_counts(self.steps, round, fed.num_clients, self.setup.seed)
-        return self.roster.cohort(round, clients, K[clients], masses)
+        before = self.workload.steps_before
+        return self.roster.cohort(
+            round, clients, K[clients], masses, None if before is None else before(round)[clients]
+        )
 
     def local(self, cohort: Cohort) -> Cohort:
         """Return the members of a cohort that this process runs."""
@@ -395,6 +407,30 @@ def first_buffers(model: VectorModel, mode: str) -> Tensor | None:
     if not model.buffers.names or mode == "frozen":
         return None
     return model.buffers.given(model.dtype)
+
+
+class StepsBefore:
+    """How many steps each client made before a round, from the step schedule and the cohorts alone.
+
+    A client advances in the rounds in which it takes part, by K_i, whether or not its reply counts.
+    """
+
+    def __init__(self, setup: Setup, steps: StepSchedule, weights: npt.NDArray[np.float64]) -> None:
+        self._setup, self._steps, self._weights = setup, steps, weights
+        self._round, self._total = 0, np.zeros(len(weights), np.int64)
+
+    def __call__(self, round: int) -> npt.NDArray[np.int64]:
+        """Return the sums of K_i over the rounds of the run before this one in which client i took part, [M]."""
+        setup, cohorts, M = self._setup, self._setup.cohorts, len(self._weights)
+        round = min(round, setup.rounds)
+        if round < self._round:
+            self._round, self._total = 0, np.zeros(M, np.int64)
+        for t in range(self._round, round):
+            K = checked_counts(self._steps, t, M, setup.seed)
+            present = np.arange(M) if cohorts is None else cohorts.draw(t, self._weights, setup.seed)[0]
+            self._total[present] += K[present]
+        self._round = round
+        return self._total
 
 
 class LastGradients:

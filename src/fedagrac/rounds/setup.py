@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from fedagrac.data.batches import Sampling
+from fedagrac.data.batches import SAMPLINGS, Sampling
 from fedagrac.engines import ENGINES, Engine, Loss, Workload
 from fedagrac.errors import InputError, count, non_negative, one_of
 from fedagrac.heterogeneity import Clock, Constant, Participation, StepSchedule
@@ -36,7 +36,8 @@ class Setup:
         steps: how many local steps each client runs, such as `Gaussian(500, 10_000)`.
         batch_size: samples per step; None for the client's full data.
         loss: (output, target) -> scalar mean over the batch; None for cross-entropy.
-        sampling: "replacement" draws every batch anew, "shuffle" walks reshuffled epochs.
+        sampling: "replacement" draws every batch anew, "shuffle" walks reshuffled epochs, "cyclic" walks the
+            client's samples in one fixed order and continues where its last round ended.
         participation: None for all clients, a number or a fraction of clients each round, or a `Participation`.
         weight_decay: the coefficient of l2 regularisation: weight_decay * x is added to every gradient.
         buffers: what becomes of buffers that a forward pass changes, such as BatchNorm's running statistics.
@@ -107,7 +108,7 @@ class Setup:
         _check_metrics(self.metrics or {})
         if self.batch_size is not None:
             count("batch_size", self.batch_size)
-        one_of("sampling", self.sampling, ["replacement", "shuffle"])
+        one_of("sampling", self.sampling, SAMPLINGS)
         non_negative("weight_decay", self.weight_decay)
         one_of("buffers", self.buffers, ["average", "local", "frozen"])
         count("seed", self.seed, least=0)

@@ -354,7 +354,7 @@ def round_map(
         quadratic: the problem.
         steps: K_i, one number for all clients or one for each.
         first_steps: the number of steps over which FedaGrac's "first gradient" is averaged, in place of the
-            algorithm's setting. Its "epoch" is 1 step here, because batches are full.
+            algorithm's setting. Its "epoch" and "pass" are 1 step here, because batches are full.
 
     Examples:
         >>> from fedagrac import FedAvg
@@ -372,12 +372,14 @@ def round_map(
     lr = algorithm.lr / K if algorithm.traits.lr == "round" else np.full(M, algorithm.lr)
     mean = _mean_powers(q, lr, algorithm.mu if isinstance(algorithm, FedProx) else 0.0, K)
     coefficients = w * float(w @ K) / K if isinstance(algorithm, FedNova) else w
+    if isinstance(algorithm, Scaffold):
+        coefficients = w * algorithm.server_lr
     with np.errstate(over="ignore", invalid="ignore"):
         move = (coefficients * lr * K)[:, None, None] * mean  # x = x~ - sum_i move_i (g_i + c_i)
         pushed = np.einsum("iab,ib->a", move, r)
-        if algorithm.traits.exchanges == 2:  # clients sent their gradients at x~, so g_i + c_i = gbar
-            return _without_rows(eye - move.sum(0) @ q.hessian, move.sum(0) @ (w @ r))
         if not isinstance(algorithm, Scaffold | FedaGrac):
+            if algorithm.traits.exchanges == 2:  # clients sent their gradients at x~, so g_i + c_i = gbar
+                return _without_rows(eye - move.sum(0) @ q.hessian, move.sum(0) @ (w @ r))
             return _without_rows(eye - (move @ H).sum(0), pushed)
         lam, sent, kept = _orientations(algorithm, q, K, mean, first_steps)
         weighted = w[:, None, None] * sent
@@ -429,11 +431,13 @@ def _orientations(
 ) -> tuple[float, Array, Array]:
     """Return lambda, and for each client the mean powers of the gradients that it sends and that it keeps."""
     if isinstance(algorithm, Scaffold):
+        if algorithm.option == "I":  # the gradient at x~, P_i(1) (g_i + c_i) - c_i
+            mean = np.broadcast_to(np.eye(mean.shape[1]), mean.shape)
         return 1.0, mean, mean
     if callable(algorithm.calibration):
         raise InputError("calibration", algorithm.calibration, "a number: a schedule changes the map")
     if first_steps is None:
-        first_steps = 1 if algorithm.first_steps == "epoch" else algorithm.first_steps
+        first_steps = algorithm.first_steps if isinstance(algorithm.first_steps, int) else 1
     n = np.minimum(_counts("first_steps", first_steps, len(K)), K)
     fast = fast_clients(K, quadratic.masses)
     sends_first = {"hybrid": fast, "average": fast & False, "first": fast | True, "reverse": ~fast}

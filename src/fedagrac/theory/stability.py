@@ -47,6 +47,8 @@ def first_steps_of(
     """
     if not isinstance(algorithm, FedaGrac):
         return None
+    if algorithm.first_steps == "pass":  # of a round that begins with a new pass
+        return np.where(epochs < steps, epochs, 1)
     return np.minimum(epochs if algorithm.first_steps == "epoch" else algorithm.first_steps, steps)
 
 

@@ -25,6 +25,7 @@ from fedagrac.engines.lanes.fixed import FixedLanes
 from fedagrac.engines.lanes.layers import RoutedLayers
 from fedagrac.engines.lanes.memory import LaneMemory
 from fedagrac.engines.lanes.model import LaneModel
+from fedagrac.engines.lanes.ragged import ragged_gradient
 from fedagrac.engines.lanes.waves import Wave, draw_wave, lane_groups
 from fedagrac.engines.serial import FULL_GRADIENT_CHUNK, SerialEngine, read_ahead, seed_dropout, training
 
@@ -108,7 +109,7 @@ class LanesEngine:
         Clients of one size share a batch. Clients whose size is unique or large run one after another.
         """
         w = self.workload
-        sizes = w.federation.sizes[clients] if batch == "full" else w.batch_sizes(clients)
+        sizes = w.federation.sizes[clients] if batch == "full" else self._first_sizes(clients, round)
         rows = torch.zeros((len(clients), len(x)), dtype=x.dtype, device=x.device)
         for size in np.unique(sizes):
             members = np.flatnonzero(sizes == size)
@@ -129,6 +130,14 @@ class LanesEngine:
                     rows[some] = self.model.gradient(X, samples, shifts, begun, generators)[1]
         return rows
 
+    def _first_sizes(self, clients: npt.NDArray[np.int64], round: int) -> npt.NDArray[np.int64]:
+        """Return the samples of each client's first batch of a round, [m]."""
+        w = self.workload
+        if w.sampling != "cyclic":
+            return w.batch_sizes(clients)
+        drawn = [w.draw(int(client), 1, round) for client in clients]
+        return np.array([b.samples.shape[1] if b.lengths is None else b.lengths[0] for b in drawn], np.int64)
+
     def _one_batch(
         self, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"]
     ) -> tuple[Tensor, Tensor | None]:
@@ -137,8 +146,9 @@ class LanesEngine:
         if batch == "full":
             return w.on_device(np.stack([w.federation.samples_of(client) for client in clients])), None
         drawn = [w.draw(int(client), 1, round) for client in clients]
-        samples = np.concatenate([batches.samples for batches in drawn])
-        shifts = [batches.shifts for batches in drawn if batches.shifts is not None]
+        n = None if drawn[0].lengths is None else int(drawn[0].lengths[0])  # all are of one size
+        samples = np.concatenate([batches.samples[:, :n] for batches in drawn])
+        shifts = [batches.shifts[:, :n] for batches in drawn if batches.shifts is not None]
         return w.on_device(samples), w.on_device(np.concatenate(shifts)) if shifts else None
 
     def packing(self, plan: Plan, clients: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
@@ -171,8 +181,11 @@ class LanesEngine:
             self.run_wave(wave.part(half), plan, x, result)
 
     def step_wave(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
-        """Run one wave, in fixed shapes or with exact peeling, and write its rows into the result."""
-        if not (self.fixed and self._run_fixed(wave, plan, x, result)):
+        """Run one wave, in fixed shapes or with exact peeling, and write its rows into the result.
+
+        Batches of several lengths have no fixed shape.
+        """
+        if not (self.fixed and wave.lengths is None and self._run_fixed(wave, plan, x, result)):
             self._run_peeled(wave, plan, x, result)
 
     def _run_peeled(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
@@ -196,20 +209,21 @@ class LanesEngine:
         alone = int((wave.running > 1).sum())  # from this step on one lane runs, for which a vmap only costs time
         if self.workload.model.buffers.names:
             alone = len(wave.running)
-        for k, (m, (samples, shifts)) in enumerate(
-            zip(wave.running, read_ahead(self.workload, wave), strict=True)
+        for k, (m, (samples, shifts), lengths) in enumerate(
+            zip(wave.running, read_ahead(self.workload, wave), wave.step_lengths(), strict=True)
         ):
             if k == alone:
                 self.workload.model.bind(X[0])
             generators = None if wave.generators is None else wave.generators[:m]
             if k < alone:
                 before = {name: values[:m].clone() for name, values in moving.items()} or None
-                values, G, after = self.model.gradient(X[:m], samples, shifts, before, generators)
+                values, G, after = ragged_gradient(self.model, X[:m], samples, shifts, before, generators, lengths)
                 for name, rows_of_buffer in moving.items():
                     rows_of_buffer[:m] = after[name]
             else:
-                frames = None if shifts is None else shifts[0]
-                values, G = self._serial.row_gradient(X, samples[0], frames, generators)
+                n = None if lengths is None else int(lengths[0])
+                frames = None if shifts is None else shifts[0, :n]
+                values, G = self._serial.row_gradient(X, samples[0, :n], frames, generators)
             loss[:m] += values
             if total is not None:
                 total[:m] += G

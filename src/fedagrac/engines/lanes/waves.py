@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ class Wave:
         samples: sample numbers of the lanes of step 0, then of step 1, and so on, [sum K, batch].
         shifts: the shifts of those pictures, [sum K, batch, 3], or None.
         generators: one for each lane, for the transform of its inputs, or None.
+        lengths: how many of the samples count in each entry of `samples`, [sum K]; None if all do.
     """
 
     rows: npt.NDArray[np.int64]
@@ -36,6 +38,7 @@ class Wave:
     samples: Tensor
     shifts: Tensor | None
     generators: Sequence[torch.Generator] | None = None
+    lengths: npt.NDArray[np.int64] | None = None
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield, for each step, the samples and the shifts of the lanes that run."""
@@ -61,7 +64,14 @@ class Wave:
         entries = torch.from_numpy(kept).to(self.samples.device)
         shifts = None if self.shifts is None else self.shifts[entries]
         generators = None if self.generators is None else self.generators[lanes]
-        return Wave(self.rows[lanes], running, self.samples[entries], shifts, generators)
+        lengths = None if self.lengths is None else self.lengths[kept]
+        return Wave(self.rows[lanes], running, self.samples[entries], shifts, generators, lengths)
+
+    def step_lengths(self) -> Iterator[npt.NDArray[np.int64] | None]:
+        """Yield, for each step, how many samples count in each lane that runs, [m]; None if all do."""
+        if self.lengths is None:
+            return itertools.repeat(None, len(self.running))
+        return iter(np.split(self.lengths, self.offsets[1:]))
 
 
 def _offsets(running: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -95,6 +105,7 @@ def draw_wave(
     running = len(steps) - np.searchsorted(steps[::-1], np.arange(steps[0]), side="right")
     offsets = _offsets(running)
     samples, shifts = None, None
+    lengths: npt.NDArray[np.int64] | None = None
     drawn: dict[tuple[int, int], Batches] = {}  # lanes of several runs share their batches
     for lane, row in enumerate(rows):
         key = int(clients[row]), int(steps[lane])
@@ -108,6 +119,10 @@ def draw_wave(
         samples[entries] = batches.samples
         if shifts is not None and batches.shifts is not None:
             shifts[entries] = batches.shifts
+        if batches.lengths is not None:
+            lengths = np.full(len(samples), samples.shape[1]) if lengths is None else lengths
+            lengths[entries] = batches.lengths
     assert samples is not None
     on_device = None if shifts is None else workload.on_device(shifts)
-    return Wave(rows, running, workload.on_device(samples), on_device, workload.generators(clients[rows], round))
+    generators = workload.generators(clients[rows], round)
+    return Wave(rows, running, workload.on_device(samples), on_device, generators, lengths)
