@@ -271,3 +271,20 @@ def test_local_buffers_of_absent_clients_stay():
         server.load_state_dict(moving_buffers.mean_of(ends, weights / weights.sum()))
     assert len({i for members in seen for i in members}) < len([i for members in seen for i in members])
     assert far(result.model().state_dict(), server.state_dict()) < 1e-12
+
+
+def test_a_run_whose_buffers_are_not_finite_has_diverged():
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(2, 2)
+            self.register_buffer("seen", torch.ones(()))
+
+        def forward(self, x):
+            self.seen = self.seen * 1e20  # infinite in float32 after two steps; the model stays finite
+            return self.out(x)
+
+    fed = fg.Federation.from_arrays([(np.ones((4, 2), np.float32), np.zeros(4, np.int64))])
+    result = fg.simulate(Counted(), fed, fg.FedAvg(lr=0.1), rounds=5, steps=fg.Constant(1), batch_size=2)
+    assert result.status == "diverged"
+    assert len(result.history) == 2

@@ -247,9 +247,7 @@ def check_plan(source: str, plan: Plan, cohort: Cohort, d: int) -> None:
     if (plan.first_steps > plan.steps).any():
         raise InputError(f"{source} first_steps", plan.first_steps.tolist(), "at most the steps of each client")
     for name, rows in (("correction", plan.correction), ("at_start", plan.at_start)):
-        if rows is None or (
-            isinstance(rows, torch.Tensor) and rows.shape == (m, d) and rows.is_floating_point()
-        ):
+        if rows is None or (isinstance(rows, torch.Tensor) and rows.shape == (m, d) and rows.is_floating_point()):
             continue
         given = f"shape {list(np.shape(rows))} of {getattr(rows, 'dtype', type(rows).__name__)}"
         raise InputError(f"{source} {name}", given, f"a tensor [{m}, {d}]: one row for each client")

@@ -150,7 +150,9 @@ class Run:
         train_loss = math.nan
         if len(kept.dropped) - len(replies.dropped) < len(replies.order.whole):
             train_loss = self.server.take_in(kept)
-        diverged = not (math.isfinite(train_loss) and bool(torch.isfinite(self.server.x).all()))
+        vectors = [vector for vector in (self.server.x, self.server.buffers) if vector is not None]
+        finite = all(bool(torch.isfinite(vector).all()) for vector in vectors)
+        diverged = not (math.isfinite(train_loss) and finite)
         due = (number % self.setup.eval_every == 0 or number == self.rounds) and not diverged
         measured = self._evaluate() if due else None
         record = self._record(replies, kept, train_loss)
