@@ -59,7 +59,8 @@ def run(
     from fedagrac.experiments.schema import Experiment
 
     computing.start()
-    ranks = start_ranks()
+    with showing_log(Console(stderr=True), quiet=as_json):
+        ranks = start_ranks()
     checked = Experiment.of(computing.experiment_table(file, settings, engine))
     if out is not None and not resume and ranks.rank == 0:
         computing.check_out(out)

@@ -10,36 +10,63 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
+import logging
 import re
-from collections.abc import Mapping
+import socket
+import threading
+import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import distributed
 
-from fedagrac.errors import FedagracError
+from fedagrac.engines.launchers import Launch, find_launch, rank_seconds, why_alone
+from fedagrac.errors import FedagracError, InputError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-__all__ = ["ALONE", "LostRankError", "Ranks", "balanced_shares", "current_ranks", "leave_ranks", "start_ranks"]
+__all__ = [
+    "ALONE",
+    "LostRankError",
+    "MissingRankError",
+    "Ranks",
+    "balanced_shares",
+    "current_ranks",
+    "leave_ranks",
+    "start_ranks",
+]
 
 T = TypeVar("T")
 
-LAUNCHERS = (  # size, rank and rank on the host, as torchrun, Open MPI, MPICH and Slurm name them
-    ("WORLD_SIZE", "RANK", "LOCAL_RANK"),
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
-    ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"),
-)
+log = logging.getLogger("fedagrac")
+
+MEETING = "fedagrac"
+"""The prefix of what processes write down where they meet."""
+
+POLL_SECONDS = 0.1
+"""How often a process looks whether the others have come. Signals are handled between two looks."""
+
+CONNECT_SECONDS = 2.0
+"""How long one attempt to connect takes at most."""
+
+STORE_TIMEOUT = timedelta(minutes=30)
+"""How long a process waits for what another writes down after they have met; the default of torch."""
+
+SLOW_SECONDS = 5.0
+"""After this time rank 0 says whom it waits for."""
 
 
 class LostRankError(FedagracError):
     """Another process of the run has ended unexpectedly."""
+
+
+class MissingRankError(FedagracError):
+    """Other processes of the run did not come."""
 
 
 def balanced_shares(steps: npt.NDArray[np.int64], ranks: int) -> npt.NDArray[np.int64]:
@@ -119,10 +146,9 @@ class Ranks:
         self.total(torch.zeros(1))
 
     def _lost(self, error: RuntimeError) -> LostRankError:
-        reason = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().splitlines()[0]).split(". ")[0]
         return LostRankError(
-            f"another process of this run is gone, so process {self.rank} of {self.size} stops too ({reason}); "
-            "start the run again to resume from its last checkpoint"
+            f"another process of this run is gone, so process {self.rank} of {self.size} stops too "
+            f"({first_line(error)}); start the run again to resume from its last checkpoint"
         )
 
 
@@ -137,42 +163,145 @@ def current_ranks() -> Ranks:
     return ALONE
 
 
-def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int, int] | None:
-    """Return (size, rank, rank on the host) as a launcher set them, or None for a single process.
-
-    Examples:
-        >>> launched({"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"})
-        (4, 3, 1)
-        >>> launched({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"})
-        (2, 0, 0)
-        >>> launched({"WORLD_SIZE": "1", "RANK": "0"}) is None
-        True
-    """
-    for size, rank, local in LAUNCHERS:
-        if size in environment and rank in environment:
-            numbers = int(environment[size]), int(environment[rank]), int(environment.get(local, 0))
-            return numbers if numbers[0] > 1 else None
-    return None
-
-
 def start_ranks() -> Ranks:
     """Join the processes that a launcher started with this one and return the ranks; `ALONE` without a launcher.
 
-    With GPUs, every process takes the one with its number on the host.
+    `fedagrac.engines.launchers` says what counts as a launcher. Processes wait for one another for
+    FEDAGRAC_RANK_SECONDS, 60 by default. With GPUs, every process takes the one with its number on the host.
     """
-    numbers = launched()
-    if numbers is None or not distributed.is_available():
+    launch, seconds = find_launch(), rank_seconds()
+    if launch is None or not distributed.is_available():
+        reason = why_alone()
+        if reason is not None:
+            log.info(reason)
         return ALONE
     if not distributed.is_initialized():
-        size, rank, local = numbers
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "29500")
-        backend = "gloo"
         if torch.cuda.is_available():
-            torch.cuda.set_device(local % torch.cuda.device_count())
-            backend = "cpu:gloo,cuda:nccl"
-        distributed.init_process_group(backend, rank=rank, world_size=size)
+            torch.cuda.set_device(launch.local % torch.cuda.device_count())
+        _join(launch, seconds)
     return current_ranks()
+
+
+class _Meeting(threading.Thread):
+    """Meets the other processes in a thread, because torch handles no signals while it waits.
+
+    Attributes:
+        arrived: how many processes are known to have come; 0 before this process has reached the meeting place.
+        missing: the ranks that had not come in time.
+        error: what ended the meeting, or None.
+        is_called_off: whether the main thread no longer waits.
+    """
+
+    def __init__(self, launch: Launch, deadline: float) -> None:
+        super().__init__(name="fedagrac-ranks", daemon=True)
+        self.launch, self.deadline = launch, deadline
+        self.arrived = 0
+        self.missing: list[int] = []
+        self.error: Exception | None = None
+        self.is_called_off = False
+
+    def run(self) -> None:
+        """Meet the others, and keep the error if that fails."""
+        try:
+            self._meet()
+        except Exception as error:  # the main thread reports it
+            self.error = error
+
+    @property
+    def late(self) -> bool:
+        """Whether there is no time left."""
+        return self.is_called_off or time.monotonic() > self.deadline
+
+    def _meet(self) -> None:
+        """Wait until all have come, then form the group with them."""
+        launch, place = self.launch, self._place()
+        place.set_timeout(STORE_TIMEOUT)
+        store = distributed.PrefixStore(f"{MEETING}/{launch.job}", place)  # type: ignore[attr-defined]
+        is_new = store.add(str(launch.rank), 1) == 1
+        self.arrived = store.add("arrived", int(is_new))
+        while self.arrived < launch.size:
+            if self.late:
+                self.missing = [rank for rank in range(launch.size) if not store.check([str(rank)])]
+                return
+            time.sleep(POLL_SECONDS)
+            self.arrived = store.add("arrived", 0)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.size)
+
+    def _place(self) -> Any:
+        """Open the meeting place on rank 0, or wait until it answers."""
+        launch = self.launch
+        is_host = launch.rank == 0 and not launch.hosted
+        while True:
+            try:
+                if not is_host:  # torch prints every refused connection, and cannot be interrupted meanwhile
+                    socket.create_connection((launch.address, launch.port), CONNECT_SECONDS).close()
+                return distributed.TCPStore(  # type: ignore[attr-defined]
+                    launch.address,
+                    launch.port,
+                    launch.size,
+                    is_master=is_host,
+                    timeout=timedelta(seconds=CONNECT_SECONDS),
+                    wait_for_workers=False,
+                )
+            except (OSError, RuntimeError) as error:
+                if self.late or "EADDRINUSE" in str(error):
+                    raise
+                time.sleep(POLL_SECONDS)
+
+
+def _join(launch: Launch, seconds: float) -> None:
+    """Wait until all processes have come and the group is made. Signals are handled meanwhile."""
+    start = time.monotonic()
+    meeting = _Meeting(launch, start + seconds)
+    meeting.start()
+    said = launch.rank > 0
+    try:
+        while meeting.is_alive() and time.monotonic() < meeting.deadline + CONNECT_SECONDS + 1:
+            meeting.join(POLL_SECONDS)
+            if not said and time.monotonic() > start + SLOW_SECONDS:
+                missing, said = launch.size - max(meeting.arrived, 1), True
+                log.info(
+                    "waiting for %d of %d processes at %s:%d", missing, launch.size, launch.address, launch.port
+                )
+    finally:
+        meeting.is_called_off = True
+        meeting.join(CONNECT_SECONDS + 1)  # a thread inside torch must not outlive the interpreter
+    if "EADDRINUSE" in str(meeting.error):
+        accepted = "a free port: another program uses this one; set MASTER_PORT to another for all processes"
+        raise InputError("MASTER_PORT", launch.port, accepted)
+    if meeting.is_alive() or not distributed.is_initialized():
+        raise MissingRankError(_missing(launch, meeting, seconds))
+
+
+def _missing(launch: Launch, meeting: _Meeting, seconds: float) -> str:
+    """Return which processes are missing and what to do."""
+    place = f"{launch.address}:{launch.port}"
+    number = launch.size - meeting.arrived
+    if not meeting.arrived:
+        who = f"nobody answers at {place}, where {launch.size} processes should meet,"
+    elif number:
+        ranks = ", ".join(map(str, meeting.missing[:8])) + (", ..." if number > 8 else "")
+        who = f"{number} of {launch.size} processes are missing at {place} (rank {ranks})"
+    else:
+        who = f"all {launch.size} processes came to {place}, but did not connect to one another"
+    reason = "" if meeting.error is None else f" ({first_line(meeting.error)})"
+    return (
+        f"{who} after {seconds:g} s{reason}; this process is rank {launch.rank} by {launch.launcher}. "
+        "Check that the others run and reach this host, give them more time with FEDAGRAC_RANK_SECONDS, "
+        f"or unset {launch.variables} to run as a single process"
+    )
+
+
+def first_line(error: Exception) -> str:
+    """Return the first sentence of an error of torch, without the place in its source.
+
+    Examples:
+        >>> first_line(RuntimeError("[pair.cc:534] Connection closed by peer. This is bad"))
+        'Connection closed by peer'
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r"^\[[^\]]*\] *", "", lines[0]).split(". ")[0]
 
 
 def leave_ranks() -> None:
