@@ -680,6 +680,65 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
         flower(unguarded, federation(unguarded))
 
 
+def claim(**samples):
+    """Return how replies are spoilt so that nodes claim these numbers of samples: n10=5 for node 10."""
+
+    def spoil(node, kind, round, reply):
+        if kind == "query.hello" and f"n{node}" in samples:
+            reply.content["facts"]["samples"] = samples[f"n{node}"]
+        return reply
+
+    return spoil
+
+
+def test_weights_are_in_the_history_and_sum_to_one_over_those_who_count(tmp_path):
+    def lose(node, kind, round, reply):
+        return None if node == 10 and kind == "train.steps" and round == 2 else reply
+
+    settings = config(tmp_path, min_clients=2, rounds=2)
+    run = flower(settings, federation(settings, lose))
+    n = FED.sizes.tolist()
+    assert run.history[0]["weights"] == {str(i): n[i] / sum(n) for i in range(3)}
+    assert run.history[1]["weights"] == {str(i): n[i] / (n[1] + n[2]) for i in (1, 2)}
+    stored = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert [line["weights"] for line in stored] == run.history.column("weights")
+
+
+def test_huge_sample_counts_are_summed_exactly(tmp_path):
+    """In int64 the sum of two counts of 2^62 is negative, and both weights were -0.5."""
+    settings = config(tmp_path, rounds=1, max_samples=2**62)
+    run = flower(settings, federation(settings, claim(n10=2**62, n11=2**62)))
+    total = 2**63 + int(FED.sizes[2])
+    assert run.history[0]["weights"] == {"0": 2**62 / total, "1": 2**62 / total, "2": int(FED.sizes[2]) / total}
+    assert read_checkpoint(tmp_path / "run" / "checkpoint").facts.sizes == (2**62, 2**62, int(FED.sizes[2]))
+    assert flower({**settings, "rounds": 2}, federation(settings, claim(n10=2**62, n11=2**62))).rounds == 2
+
+
+def test_a_client_cannot_claim_more_samples_than_the_bound(tmp_path):
+    settings = config(tmp_path)
+    with pytest.raises(FedagracError, match=r"node 10: reply dropped, samples = 4611686018427387904, expected an"):
+        flower(settings, federation(settings, claim(n10=2**62)))
+    with pytest.raises(FedagracError, match=r"samples = 501, expected an integer from 1 to 500"):
+        flower({**settings, "max_samples": 500}, federation(settings, claim(n10=501, n11=9, n12=9)))
+
+
+def test_sample_counts_may_be_fixed_by_the_operator(tmp_path):
+    fixed = {str(i): int(n) for i, n in enumerate(FED.sizes)}
+    settings = config(tmp_path, rounds=1, samples=json.dumps(fixed))
+    run = flower(settings, federation(settings))
+    assert close(run.state["x"], simulated(fg.FedaGrac(lr=0.1), rounds=1).vector)
+    other = {**settings, "out": str(tmp_path / "other")}
+    with pytest.raises(InputError, match=rf"client 1 = 7: expected {fixed['1']}, as the setting samples"):
+        flower(other, federation(other, claim(n11=7)))
+    changed = {**settings, "rounds": 2, "samples": json.dumps({**fixed, "2": 5})}
+    with pytest.raises(InputError, match=rf"samples.2 = 5: expected {fixed['2']}, with which the run in"):
+        flower(changed, federation(changed))
+    with pytest.raises(InputError, match=r"samples = .*: expected one number for each partition, 0 to 2"):
+        Settings.of(config(tmp_path, samples='{"0": 4}'))
+    with pytest.raises(InputError, match=r"samples\.1 = 0: expected an integer of at least 1"):
+        Settings.of(config(tmp_path, samples='{"0": 4, "1": 0, "2": 4}'))
+
+
 def test_a_node_that_leaves_and_returns_takes_part_again(tmp_path):
     settings = config(tmp_path, min_clients=2, rounds=4)
     grid = federation(settings)

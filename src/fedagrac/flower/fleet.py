@@ -75,8 +75,8 @@ class FlowerFleet:
     @property
     def roster(self) -> Roster:
         """All clients, with the numbers of samples that they reported at the start."""
-        sizes = np.array([self.link.sizes[i] for i in range(self.settings.clients)], np.int64)
-        return Roster(sizes, sizes.tolist(), sizes / sizes.sum(), self.settings.batch, self.gradients)
+        sizes = [self.link.sizes[i] for i in range(self.settings.clients)]
+        return Roster.of(sizes, self.settings.batch, self.gradients)
 
     def start(self, server: Server) -> Spent:
         """Wait for all clients and start a server. Return the cost.
@@ -108,6 +108,7 @@ class FlowerFleet:
             raise CheckpointError(
                 f"the checkpoint cannot be used: it has {len(checkpoint.facts.sizes)} clients, expected {clients}"
             )
+        self._check_sizes(checkpoint.facts.sizes)
         self.model.buffers.adopt(checkpoint.facts.buffers)
         server.begin_buffers(first_buffers(self.model, self.settings.buffers))
         self.gradients.buffers_of = server.buffers_of
@@ -117,6 +118,18 @@ class FlowerFleet:
             self.link.note(f"resumed after round {checkpoint.round}")
             self.link.wait_for(self.settings.min_clients, checkpoint.round)
         self.link.started = True
+
+    def _check_sizes(self, sizes: Sequence[int]) -> None:
+        """Refuse a checkpoint whose sample counts are not those of the settings."""
+        settings = self.settings
+        for client, size in enumerate(sizes):
+            fixed = (settings.samples or {}).get(str(client), size)
+            if size != fixed:
+                accepted = f"{size}, with which the run in {settings.out} began"
+                raise InputError(f"samples.{client}", fixed, accepted)
+            if size > settings.max_samples:
+                accepted = f"at least {size}, the samples of client {client} in {settings.out}"
+                raise InputError("max_samples", settings.max_samples, accepted)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that a run must share with its checkpoint."""

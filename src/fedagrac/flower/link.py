@@ -201,15 +201,18 @@ class Link:
     def meet(self, node: int, reply: Parcel) -> None:
         """Check the reply of a node to a greeting, and assign its client to the node."""
         client = reply.integer("client", 0, self.settings.clients - 1)
-        samples = reply.integer("samples", 1, 2**62)
+        samples = reply.integer("samples", 1, self.settings.max_samples)
         self._greetings[node] = self.settings.attempts
         other_node, samples_before = self.nodes.get(client), self.sizes.get(client, samples)
+        fixed = (self.settings.samples or {}).get(str(client), samples)
         fault = None
         if reply.facts.get("model") != fingerprint(self.model):
             client_model = f"{reply.facts.get('parameters')} parameters, {reply.facts.get('dtype')}"
             server_model = f"{self.model.size} parameters, {self.model.dtype}"
             accepted = f"the server's model, layer by layer ({server_model}): all nodes must run the same app"
             fault = InputError(f"model of client {client}", client_model, accepted)
+        elif fixed != samples:
+            fault = InputError(f"samples of client {client}", samples, f"{fixed}, as the setting samples says")
         elif samples_before != samples:
             accepted = f"{samples_before}, as when it first connected"
             fault = InputError(f"samples of client {client}", samples, accepted)

@@ -19,6 +19,7 @@ from fedagrac.experiments.schema import AlgorithmSettings, StrictTable
 from fedagrac.heterogeneity import StepSchedule
 from fedagrac.parsing import parse_json
 from fedagrac.rounds.setup import Setup
+from fedagrac.storage.checkpoints import MOST_SAMPLES
 
 if TYPE_CHECKING:
     from fedagrac.engines import Loss
@@ -53,6 +54,8 @@ class Settings(StrictTable):
         min_clients: the smallest number of usable replies in a round; 0 for all clients.
         round_seconds: how long the server waits for the replies to one exchange.
         wait_seconds: how long it waits for nodes before round 1, and if fewer than min_clients are connected.
+        samples: the number of samples of each partition, by its number; a client that reports another is refused.
+        max_samples: the largest number of samples that a client may report.
         poll_seconds: how often it looks for replies.
         attempts: how often it asks in one round, and how often it greets a node.
         out: the run folder on the server.
@@ -78,6 +81,8 @@ class Settings(StrictTable):
     wait_seconds: Number = 300.0
     poll_seconds: Number = 0.5
     attempts: StrictInt = 3
+    samples: dict[str, StrictInt] | None = None
+    max_samples: StrictInt = 1_000_000_000
     name: StrictStr = "flower"
     out: StrictStr = "runs/flower"
     algorithm: AlgorithmSettings
@@ -121,6 +126,7 @@ class Settings(StrictTable):
         if self.sampling == "cyclic":
             accepted = '"replacement" or "shuffle": clients keep nothing, so none knows where its last round ended'
             raise InputError("sampling", self.sampling, accepted)
+        self.check_samples()
         self.build_algorithm()
         build_guard(self.guard)
         build_stop(self.stop)
@@ -133,6 +139,16 @@ class Settings(StrictTable):
             count("steps.max_steps", steps.max_steps)
         else:
             steps.check(self.clients, self.rounds)
+
+    def check_samples(self) -> None:
+        """Check the bounds of sample counts."""
+        count("max_samples", self.max_samples, most=MOST_SAMPLES)
+        if self.samples is None:
+            return
+        if set(self.samples) != {str(i) for i in range(self.clients)}:
+            raise InputError("samples", self.samples, f"one number for each partition, 0 to {self.clients - 1}")
+        for partition, number in self.samples.items():
+            count(f"samples.{partition}", number, most=self.max_samples)
 
     def build_algorithm(self) -> Algorithm:
         """Make the algorithm."""
@@ -187,7 +203,7 @@ class Settings(StrictTable):
         """Return the settings that must stay the same when a run resumes."""
         changeable = {
             "rounds", "round_seconds", "wait_seconds", "poll_seconds", "attempts", "out", "name", "eval_every",
-            "min_clients", "stop", "app",
+            "min_clients", "stop", "app", "samples", "max_samples",
         }  # fmt: skip
         settings = self.model_dump(mode="json", exclude_none=True)
         return {key: value for key, value in settings.items() if key not in changeable}

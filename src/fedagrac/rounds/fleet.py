@@ -125,6 +125,18 @@ class Roster:
     batch_size: int | None
     gradients: GradientService
 
+    @classmethod
+    def of(cls, sizes: Sequence[int], batch_size: int | None, gradients: GradientService) -> Roster:
+        """Make a roster of clients that are weighted by their samples, which are summed in exact integers.
+
+        Examples:
+            >>> Roster.of([2**62, 2**62], None, lambda *_: torch.zeros(2, 1)).weights.tolist()
+            [0.5, 0.5]
+        """
+        total = sum(sizes)
+        weights = np.array([float(Fraction(size, total)) for size in sizes])
+        return cls(np.array(sizes, np.int64), list(sizes), weights, batch_size, gradients)
+
     def cohort(
         self,
         round: int,

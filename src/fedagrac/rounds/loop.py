@@ -230,6 +230,8 @@ class Run:
             record.asked = replies.asked
             record.first_gradients = int((kept.order.plan.first_steps > 0).sum())
             record.steps = {str(i): int(k) for i, k in zip(whole.clients, whole.steps, strict=True)}
+            used = kept.order.whole
+            record.weights = {str(i): float(w) for i, w in zip(used.clients, used.weights, strict=True)}
             record.events = events
         return record
 

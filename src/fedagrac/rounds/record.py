@@ -57,6 +57,7 @@ class RoundRecord(Mapping[str, Any]):
         asked: the number of clients that were asked. This and the following fields are written by live fleets.
         first_gradients: the number of clients that sent a first gradient.
         steps: K_i by client.
+        weights: omega_i by client, normalised over the clients that count.
         events: what went wrong or changed, in words.
 
     Examples:
@@ -81,6 +82,7 @@ class RoundRecord(Mapping[str, Any]):
     asked: int | None = None
     first_gradients: int | None = None
     steps: dict[str, int] | None = None
+    weights: dict[str, float] | None = None
     events: list[str] | None = None
     metrics: Mapping[str, float | None] = dataclasses.field(default_factory=lambda: NO_METRICS)
 
@@ -124,7 +126,7 @@ class RoundRecord(Mapping[str, Any]):
         self.metrics = {name: value for name, value in values.items() if name not in ALWAYS} or NO_METRICS
 
 
-SOMETIMES = ("dropped", "asked", "first_gradients", "steps", "events")
+SOMETIMES = ("dropped", "asked", "first_gradients", "steps", "weights", "events")
 """Fields that are keys of a record only if they were written."""
 
 ALWAYS = tuple(

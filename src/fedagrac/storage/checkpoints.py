@@ -40,6 +40,9 @@ log = logging.getLogger("fedagrac")
 FORMAT = 3
 KEPT = 2
 
+MOST_SAMPLES = 2**62
+"""The largest number of samples of a client. Sums over clients may be larger and must be exact."""
+
 MOST_PARTS = 10_000
 """The largest number of processes that write a checkpoint together."""
 
@@ -95,7 +98,7 @@ class Facts:
                 raise ValueError(f"{name} is {shown(value)}")
         sizes = values["sizes"]
         integers = isinstance(sizes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
-        if not integers or any(not 1 <= n <= 2**62 for n in sizes):
+        if not integers or any(not 1 <= n <= MOST_SAMPLES for n in sizes):
             raise ValueError(f"sizes is {shown(sizes)}")
         if not isinstance(values["buffers"], list) or not all(isinstance(n, str) for n in values["buffers"]):
             raise ValueError(f"buffers is {shown(values['buffers'])}")
