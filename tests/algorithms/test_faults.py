@@ -1,4 +1,4 @@
-"""Twelve faults of other implementations. Each test fails if the fault is introduced."""
+"""Fifteen faults of other implementations. Each test fails if the fault is introduced."""
 
 from fractions import Fraction
 
@@ -166,3 +166,51 @@ def test_12_booleans_are_not_strings(value):
     text = f'"{value}"' if isinstance(value, str) else value
     with pytest.raises(fg.InputError, match=r"algorithm\[5\].economical.*true or false"):
         Experiment.of(apply_settings(default_table(), [f"algorithm.fedagrac.economical={text}"]))
+
+
+@pytest.mark.parametrize("K", [[1, 9], [9, 1]])
+def test_13_every_update_is_divided_by_its_own_step_count(K):
+    """FedNova normalises by K_i, and the mean gradient of SCAFFOLD is that of K_i steps, whoever is client 0."""
+    nova = simulate(fg.FedNova(lr=0.1), [G1, G2], K=K)
+    assert np.allclose(nova.vector, -0.1 * 5.0 * (G1 + G2) / 2, rtol=1e-12)
+    keep = Keep()
+    simulate(fg.Scaffold(lr=0.1), [G1, G2], K=K, callbacks=[keep])
+    rows = keep.run.table.rows(np.arange(2))["nu"].numpy()
+    assert np.allclose(rows, [G1, G2], rtol=1e-12)
+
+
+def test_14_a_buffer_does_not_pass_from_one_client_to_the_next():
+    """The module subtracts a running mean of its inputs; with one step each, every client subtracts its own."""
+
+    class Centred(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+            self.register_buffer("mean", torch.zeros(1, dtype=torch.float64))
+
+        def forward(self, x):
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+            return self.weight * (x - self.mean)
+
+    fed = fg.Federation.from_arrays([(np.array([[a]]), np.array([[1.0]])) for a in (8.0, 2.0)])
+    for engine in ("serial", "lanes"):
+        result = fg.simulate(
+            Centred(), fed, fg.FedAvg(lr=1.0), rounds=1, steps=fg.Constant(1), batch_size=None,
+            loss=lambda output, target: -(output * target).mean(), engine=engine, compile=False, device="cpu",
+        )  # fmt: skip
+        # each client subtracts half of its own input, so its gradient is -input / 2
+        assert result.vector.tolist() == [(8.0 / 2 + 2.0 / 2) / 2]
+        assert result.buffers["mean"].tolist() == [(8.0 / 2 + 2.0 / 2) / 2]
+
+
+def test_15_a_layer_that_the_user_put_into_eval_stays_in_it():
+    """Dropout with p = 1 would make every output zero, and with it every gradient."""
+    module = torch.nn.Sequential(torch.nn.Dropout(1.0).eval(), torch.nn.Linear(1, 1, bias=False)).double()
+    torch.nn.init.zeros_(module[1].weight)
+    fed = fg.Federation.from_arrays([(np.array([[3.0]]), np.array([[1.0]]))])
+    result = fg.simulate(
+        module, fed, fg.FedAvg(lr=1.0), rounds=1, steps=fg.Constant(1), batch_size=None,
+        loss=lambda output, target: -(output * target).mean(), device="cpu",
+    )  # fmt: skip
+    assert result.vector.tolist() == [3.0]
+    assert not result.model()[0].training
