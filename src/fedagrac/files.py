@@ -1,18 +1,27 @@
-"""The cache folder, and writing files and folders. Nothing written here is writable for every user."""
+"""The cache folder, reading files up to a size, and writing files and folders.
+
+Nothing written here is writable for every user.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+from fedagrac.errors import InputError
 
 __all__ = [
     "cache_folder",
     "make_folder",
     "naming",
+    "open_bounded",
     "opener",
+    "read_bounded",
     "sync",
     "whole_or_not_at_all",
     "write_atomically",
@@ -54,6 +63,34 @@ def opener(path: str, flags: int) -> int:
         0
     """
     return os.open(path, flags, 0o664)
+
+
+def open_bounded(path: Path, most: int) -> BinaryIO:
+    """Open a file for reading. A file of more than `most` bytes, and what is no regular file, raise InputError."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(str(path), "not a file", "a regular file")
+    if status.st_size > most:
+        raise InputError(str(path), f"{status.st_size:,} bytes", f"at most {most:,} bytes")
+    return path.open("rb")
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """Return the content of a file of at most `most` bytes; a larger one is not read.
+
+    Examples:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "mine"
+        >>> file.write_bytes(b"content")
+        7
+        >>> read_bounded(file, 7)
+        b'content'
+    """
+    with open_bounded(path, most) as file:
+        content = file.read(most + 1)
+    if len(content) > most:  # it has grown meanwhile
+        raise InputError(str(path), "more bytes than before", f"at most {most:,} bytes")
+    return content
 
 
 @contextlib.contextmanager

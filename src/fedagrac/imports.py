@@ -2,8 +2,8 @@
 
 Importing a module runs its code, and the factory is called with arguments from the same file: `os:system` with
 `command = "..."` would run a command. An experiment file may come from anywhere. Unless the user trusts it, it may
-therefore name only modules beside it or in the current folder. The decision depends on the name and on which files
-exist; nothing is imported before.
+therefore name only modules beside it or in the current folder. The description of an experiment in a folder of
+results may name none. The decision depends on the name and on which files exist; nothing is imported before.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Imports:
     Attributes:
         beside: the folder of the experiment file; it is searched for modules before the current folder.
         trusted: whether any path may be followed, also to installed modules and the standard library.
+        local: whether paths to local files may be followed without trust. False for a folder of results, which
+            nobody reads before use.
 
     Examples:
         >>> Imports(trusted=True).build("torch.nn:Linear", {"in_features": 2, "out_features": 3})
@@ -67,6 +69,7 @@ class Imports:
 
     beside: Path | None = None
     trusted: bool = False
+    local: bool = True
 
     def check(self, path: str) -> None:
         """Refuse a path that is malformed or may not be followed."""
@@ -135,6 +138,13 @@ class Imports:
             raise InputError("name", path, 'module:factory, such as "my_models:net"')
         if self.trusted:
             return None
+        if not self.local:
+            raise InputError(
+                "name",
+                path,
+                "the experiment file again, beside which this module lies (fedagrac run EXPERIMENT.toml ...), or "
+                "`trusted`: the name comes from a folder of results, and importing it runs its code",
+            )
         for folder in self._folders():
             stem = os.path.join(folder, *parts)
             if os.path.isfile(f"{stem}.py") or os.path.isfile(os.path.join(stem, "__init__.py")):

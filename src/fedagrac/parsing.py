@@ -1,4 +1,4 @@
-"""Parsing of TOML and JSON from untrusted sources.
+"""Parsing of TOML and JSON from untrusted sources, and text of theirs that may be shown.
 
 Experiment files, run folders, histories and checkpoints are parsed here. A text that is nested too deeply or holds
 an integer of more than 64 bits raises a ParseError. Otherwise it would raise a RecursionError or an OverflowError
@@ -15,7 +15,7 @@ from typing import Any
 
 from fedagrac.errors import FedagracError
 
-__all__ = ["ParseError", "parse_json", "parse_toml"]
+__all__ = ["ParseError", "parse_json", "parse_toml", "printable"]
 
 DEEPEST = 32
 """How many levels deep tables and lists may be nested; real files have four levels."""
@@ -25,6 +25,13 @@ _LONG_KEY = re.compile(
     re.VERBOSE,
 )
 """Matches a dotted key of too many parts, for which the standard library needs quadratic time and memory."""
+
+
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Matches a character that a terminal or browser obeys instead of showing it, or that nobody sees."""
 
 
 class ParseError(FedagracError, ValueError):
@@ -65,6 +72,29 @@ def parse_json(text: str | bytes) -> Any:
         raise ParseError("it is nested too deeply") from None
     except ValueError as error:
         raise ParseError(str(error)) from None
+
+
+def printable(text: str, lines: bool = False) -> str:
+    r"""Return a text whose control characters, bidirectional overrides and the like are written as escapes.
+
+    A terminal obeys escape sequences wherever they come from: a label may rename its window or hide a line. If
+    `lines` is true, ends of lines and tabs are kept.
+
+    Examples:
+        >>> print(printable("fedavg\x1b]0;mine\x07"), printable("two\nlines"))
+        fedavg\x1b]0;mine\x07 two\nlines
+        >>> print(printable("two\nlines", lines=True))
+        two
+        lines
+    """
+
+    def escaped(match: re.Match[str]) -> str:
+        character = match[0]
+        if lines and character in "\n\t":
+            return character
+        return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+    return _UNPRINTABLE.sub(escaped, text)
 
 
 def _checked(whole: Any) -> Any:

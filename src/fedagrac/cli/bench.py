@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
-from rich.console import Console
 
 from fedagrac.cli import computing
 from fedagrac.cli.options import Json
-from fedagrac.cli.printing import plain_table
+from fedagrac.cli.printing import Terminal, plain_table
 from fedagrac.errors import InputError, one_of, positive
 from fedagrac.files import make_folder, write_atomically
 
@@ -110,7 +109,7 @@ def _timed(
     from fedagrac.experiments.bench import compare, sweep
 
     rows: list[Row] = []
-    with Console(stderr=True).status("") as status:
+    with Terminal(stderr=True).status("") as status:
         for part in parts:
             status.update(f"{part}: timing ...")
             if part == "engines":
@@ -132,7 +131,7 @@ def _print(rows: list[Row], parts: list[str], engines: list[str], facts: dict[st
     """Print the machine and a table for each part."""
     from fedagrac.experiments.bench import SWEEPS
 
-    console, machine = Console(), facts["machine"]
+    console, machine = Terminal(), facts["machine"]
     gpu = f", {machine['gpu']}" if machine["gpu"] else ""
     console.print(
         f"{machine['processor']}, {machine['threads']} threads{gpu}, torch {machine['torch']}, "
@@ -193,7 +192,7 @@ def _draw(rows: list[Row], parts: list[str], out: Path) -> None:
         if part != "engines":
             picture = out / f"{part}.png"
             _plot(_rows_of(part, rows), SWEEPS[part][0]).savefig(picture, dpi=200)
-            Console(stderr=True).print(f"picture: {picture}", highlight=False, soft_wrap=True)
+            Terminal(stderr=True).print(f"picture: {picture}", highlight=False, soft_wrap=True)
 
 
 def _plot(rows: list[Row], what: str) -> Figure:

@@ -69,13 +69,18 @@ def prepare_experiment(
     data_dir: Path | None,
     trust_imports: bool,
     state_dir: Path | None = None,
+    local: bool = True,
 ) -> Prepared:
-    """Load the data and build the model and the algorithms. Own code may lie beside the experiment file."""
+    """Load the data and build the model and the algorithms.
+
+    Own code may lie beside the experiment file, unless `local` is false.
+    """
     from fedagrac.experiments.run import prepare
     from fedagrac.imports import Imports
 
     with naming_options(trusted="--trust-imports"):
-        return prepare(experiment, data_dir, Imports(file and file.parent, trust_imports), state_dir)
+        imports = Imports(None if file is None else file.parent, trust_imports, local)
+        return prepare(experiment, data_dir, imports, state_dir)
 
 
 def check_out(out: Path) -> None:

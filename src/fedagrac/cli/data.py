@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from fedagrac.citations import bibtex
 from fedagrac.cli.options import DataDir, Json
-from fedagrac.cli.printing import plain_table, print_error
+from fedagrac.cli.printing import Terminal, one_line, plain_table, print_error
 from fedagrac.errors import InputError, one_of
 
 if TYPE_CHECKING:
@@ -75,14 +74,14 @@ def _print_list(rows: list[Row]) -> None:
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("what, licence, where", overflow="fold")
     for row in rows:
-        size, where = row["size_on_disk"], escape(_short(row["found"]))
+        size, where = row["size_on_disk"], one_line(_short(row["found"]))
         if row["built_in"]:
             where = "built in"
         elif row["found"] is None:
             size, where = row["download_size"], f"not here: fedagrac data fetch {row['name']}"
-        lines = [escape(row["title"]), f"[dim]licence: {escape(row['licence'])}[/]", where]
+        lines = [one_line(row["title"]), f"[dim]licence: {one_line(row['licence'])}[/]", where]
         table.add_row(row["name"], "" if size is None else format_bytes(size), "\n".join(lines))
-    Console().print(table, highlight=False)
+    Terminal().print(table, highlight=False)
 
 
 def _built_in(name: str) -> Row:
@@ -158,8 +157,8 @@ def fetch(
         table.add_column("status", no_wrap=True)
         table.add_column("folder", overflow="fold")
         for row in rows:
-            table.add_row(row["name"], _coloured(row["status"]), escape(_short(row["folder"])))
-        Console().print(table, highlight=False)
+            table.add_row(row["name"], _coloured(row["status"]), one_line(_short(row["folder"])))
+        Terminal().print(table, highlight=False)
     if any(row["status"] == "failed" for row in rows):
         raise typer.Exit(1)
 
@@ -184,7 +183,7 @@ def _fetched(name: str, data_dir: Path | None, archive: Path | None = None) -> R
     try:
         return {**row, "folder": str(_correct_copy(name, data_dir) or download(name, data_dir, archive=archive))}
     except DataError as error:  # the other data sets are still downloaded
-        print_error(str(error))
+        print_error(str(error), lines=True)
         return {**row, "status": "failed", "error": str(error)}
 
 
@@ -225,7 +224,7 @@ def verify(
     else:
         for name in dict.fromkeys(names or []):
             if name in BUILT_IN:
-                Console().print(f"[bold]{name}[/] is built in: nothing to verify", highlight=False)
+                Terminal().print(f"[bold]{name}[/] is built in: nothing to verify", highlight=False)
         for row in rows:
             _print_verified(row, full=bool(names))
     if any(row["status"] == "differs" or (row["status"] == "absent" and names) for row in rows):
@@ -263,8 +262,8 @@ def _verified(name: str, data_dir: Path | None) -> Row:
 
 def _print_verified(row: Row, full: bool) -> None:
     """Print the files of a data set. Without `full`, an absent one takes one line."""
-    console = Console()
-    name, folder = row["name"], escape(_short(row["folder"]))
+    console = Terminal()
+    name, folder = row["name"], one_line(_short(row["folder"]))
     if row["status"] == "absent" and not full:
         console.print(f"[bold]{name}[/] is not here: fedagrac data fetch {name}\n", highlight=False)
         return
@@ -276,7 +275,7 @@ def _print_verified(row: Row, full: bool) -> None:
     table.add_column("SHA-256", no_wrap=True)
     for file in row["files"]:
         size = "" if file["size"] is None else format_bytes(file["size"])
-        table.add_row(escape(file["path"]), _coloured(file["status"]), size, (file["sha256"] or "")[:16])
+        table.add_row(one_line(file["path"]), _coloured(file["status"]), size, (file["sha256"] or "")[:16])
     console.print(table, highlight=False)
     for file in row["files"]:
         if file["status"] == "differs":

@@ -6,11 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-
 from fedagrac.cli.options import Json
-from fedagrac.cli.printing import plain_table
+from fedagrac.cli.printing import Terminal, one_line, plain_table
 
 __all__ = ["doctor"]
 
@@ -50,8 +47,8 @@ def doctor(as_json: Json = False) -> None:
     for section, facts in findings.items():
         table.add_row(f"[underline]{section}[/]", "")
         for name, value in facts.items():
-            table.add_row(f"  {escape(name)}", escape(value))
-    Console().print(table, highlight=False)
+            table.add_row(f"  {one_line(name)}", one_line(value))
+    Terminal().print(table, highlight=False)
 
 
 def _findings() -> dict[str, dict[str, str]]:

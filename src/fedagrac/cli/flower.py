@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from fedagrac.cli.options import naming_options
+from fedagrac.cli.printing import Terminal, one_line
 
 __all__ = ["flower_app"]
 
@@ -36,7 +35,7 @@ def new(folder: NewFolder) -> None:
 
     with naming_options(folder="DIR"):
         made = write_app(folder)
-    Console().print(f"{escape(str(made))}: see README.md there", highlight=False, soft_wrap=True)
+    Terminal().print(f"{one_line(str(made))}: see README.md there", highlight=False, soft_wrap=True)
 
 
 @flower_app.command()
@@ -61,4 +60,4 @@ def keys(
     with naming_options(folder="DIR", nodes="--nodes", hosts="--host"):
         made = write_keys(folder, nodes, hosts or ("127.0.0.1", "localhost"))
     for path in sorted(made.iterdir()):
-        Console().print(escape(str(path)), highlight=False, soft_wrap=True)
+        Terminal().print(one_line(str(path)), highlight=False, soft_wrap=True)

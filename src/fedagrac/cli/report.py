@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from fedagrac.cli.computing import timestamp
 from fedagrac.cli.options import Json, out_option
-from fedagrac.cli.printing import print_files
+from fedagrac.cli.printing import Terminal, one_line, print_files
 from fedagrac.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,13 +62,13 @@ def print_report(
         places = {"experiment": names, "folder": str(folder), "report": str(page)}
         print(json.dumps({**places, "target": common_target(rows), "runs": rows}))
         return rows
-    console = Console()
+    console = Terminal()
     console.print(summary_table(rows))
     for hint in hints:
-        console.print(f"[dim]{escape(hint)}[/]", highlight=False)
+        console.print(f"[dim]{one_line(hint)}[/]", highlight=False)
     for row in rows:
         if row["status"] == "diverged":
-            console.print(f"[red]{escape(row['run'])} diverged[/]: {escape(row['reason'])}", highlight=False)
+            console.print(f"[red]{one_line(row['run'])} diverged[/]: {one_line(row['reason'])}", highlight=False)
     console.print()
     print_files(
         {

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from fedagrac.cli import computing
 from fedagrac.cli.options import DataDir, Json
-from fedagrac.cli.printing import plain_table
+from fedagrac.cli.printing import Terminal, one_line, plain_table
 from fedagrac.errors import one_of, positive
 from fedagrac.files import make_folder
 
@@ -92,7 +91,7 @@ def _reproduce(
     """Do the runs that are not recorded until `end`, draw and print the outcome, and return it."""
     from fedagrac.paper import Records, records_of
 
-    notes, records = Console(stderr=True), Records(out)
+    notes, records = Terminal(stderr=True), Records(out)
     trials = [trial for trial in recipe.trials(scale) if only in trial.name]
     left = None if end is None else end - time.monotonic()
     if recipe.run is not None and not _run(recipe, trials, records, data_dir, left, checkpoints, notes):
@@ -139,7 +138,7 @@ def _run(
         task = bar.add_task(recipe.name, total=rounds(trials))
 
         def say(line: str) -> None:
-            notes.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
+            notes.print(f"[dim]{one_line(line)}[/]", highlight=False, soft_wrap=True)
 
         def show(some: list[Trial], recorded: list[TrialRecord]) -> None:
             nonlocal done, begun
@@ -163,14 +162,14 @@ def _run(
 
 def _print(recipe: Recipe, table: Table, verdicts: list[Verdict]) -> None:
     """Print the table, the verdicts on the paper's claims, and what the recipe assumes."""
-    console = Console()
+    console = Terminal()
     shown = plain_table(title=f"{recipe.name}: {recipe.title}", title_justify="left")
     for column in table.columns:
         shown.add_column(column, overflow="fold")
     for row in table.rows:
-        shown.add_row(*[escape(cell) for cell in row])
+        shown.add_row(*[one_line(cell) for cell in row])
     console.print(shown)
     for v in verdicts:
-        console.print(f"[{COLOURS[v.verdict]}]{v.verdict:13s}[/] {escape(v.claim)} ({escape(v.numbers)})")
+        console.print(f"[{COLOURS[v.verdict]}]{v.verdict:13s}[/] {one_line(v.claim)} ({one_line(v.numbers)})")
     for assumption in recipe.assumptions:
-        console.print(f"[dim]assumed: {escape(assumption)}[/]", highlight=False)
+        console.print(f"[dim]assumed: {one_line(assumption)}[/]", highlight=False)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedagrac.cli import computing
 from fedagrac.cli.options import DataDir, Json, Resume, Settings, TrustImports, as_words, out_option
-from fedagrac.cli.printing import showing_log
+from fedagrac.cli.printing import Terminal, showing_log
 from fedagrac.cli.report import print_report
 from fedagrac.errors import InputError
 from fedagrac.rounds.interrupts import Interruption
@@ -59,16 +59,20 @@ def run(
     from fedagrac.experiments.schema import Experiment
 
     computing.start()
-    with showing_log(Console(stderr=True), quiet=as_json):
+    with showing_log(Terminal(stderr=True), quiet=as_json):
         ranks = start_ranks()
     checked = Experiment.of(computing.experiment_table(file, settings, engine))
     if out is not None and not resume and ranks.rank == 0:
         computing.check_out(out)
-    prepared = computing.prepare_experiment(checked, file, data_dir, trust_imports, state_dir)
+    prepared = computing.prepare_experiment(
+        checked, file, data_dir, trust_imports, state_dir, local=experiment is not None or not resume
+    )
     with computing.output_folder(out, checked.name) as folder:
-        options = {"--data-dir": data_dir, "--state-dir": state_dir, "--trust-imports": trust_imports}
-        with computing.advising(folder, _resume_command(folder, ranks.size, options)):
-            console = Console(stderr=True, quiet=ranks.rank > 0)
+        words = as_words({"--data-dir": data_dir, "--state-dir": state_dir, "--trust-imports": trust_imports})
+        if experiment is not None and checked.has_own_code and not trust_imports:
+            words = [str(experiment), *words, *as_words({"--set": settings, "--engine": engine})]
+        with computing.advising(folder, _resume_command(folder, ranks.size, words)):
+            console = Terminal(stderr=True, quiet=ranks.rank > 0)
             folders = _run(prepared, folder, resume, console, as_json)
         leave_ranks()
         if ranks.rank == 0:
@@ -88,9 +92,9 @@ def _file_to_run(experiment: Path | None, out: Path | None, resume: bool) -> Pat
     return experiment
 
 
-def _resume_command(folder: Path, processes: int, options: dict[str, Path | bool | None]) -> list[str]:
+def _resume_command(folder: Path, processes: int, more: list[str]) -> list[str]:
     """Return the command that resumes an experiment."""
-    words = ["fedagrac", "run", "--resume", "--out", str(folder), *as_words(options)]
+    words = ["fedagrac", "run", "--resume", "--out", str(folder), *more]
     return words if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", *words]
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from fedagrac.cli import computing
 from fedagrac.cli.options import (
@@ -24,7 +22,7 @@ from fedagrac.cli.options import (
     naming_options,
     out_option,
 )
-from fedagrac.cli.printing import plain_table, print_files
+from fedagrac.cli.printing import Terminal, one_line, plain_table, print_files
 from fedagrac.errors import InputError, count, one_of
 
 if TYPE_CHECKING:
@@ -120,7 +118,7 @@ def _run(
     from fedagrac.callbacks.progress import Progress
     from fedagrac.experiments.sweep import run_sweep
 
-    console, first, seeds = Console(stderr=True), sweep.experiments[0], len(sweep.experiments)
+    console, first, seeds = Terminal(stderr=True), sweep.experiments[0], len(sweep.experiments)
     if not as_json:
         what = f"{len(sweep.points)} settings x {seeds} seed{'s' if seeds > 1 else ''}"
         console.print(f"[bold]{first.name}: {what}[/], {first.rounds} rounds each", highlight=False)
@@ -258,7 +256,7 @@ def _print(outcome: Outcome) -> None:
     """Print the best point of each algorithm, and what is at the edge of the grid or diverged."""
     from fedagrac.experiments.sweep import at_the_edge
 
-    console, choices, best = Console(), outcome.choices, outcome.best
+    console, choices, best = Terminal(), outcome.choices, outcome.best
     table = plain_table(header_style="bold")
     table.add_column("algorithm")
     table.add_column("best setting", overflow="fold")
@@ -268,16 +266,18 @@ def _print(outcome: Outcome) -> None:
     table.add_column("of", justify="right")
     for name, choice in best.items():
         tried = sum(c.point.algorithm == name for c in choices)
-        table.add_row(escape(name), escape(choice.point.text), *[_shown(choice, key) for key in shown], str(tried))
+        table.add_row(
+            one_line(name), one_line(choice.point.text), *[_shown(choice, key) for key in shown], str(tried)
+        )
     console.print(table)
     for name, choice in best.items():
         for setting in at_the_edge(choice, choices):
             text = f"{name}: {setting}={choice.point.setting[setting]} is at the edge of the grid: try a wider one"
-            console.print(f"[yellow]{escape(text)}[/]", highlight=False)
+            console.print(f"[yellow]{one_line(text)}[/]", highlight=False)
     for choice in choices:
         lost = sum(row["status"] == "diverged" for row in choice.rows)
         if lost:
-            console.print(f"[red]{escape(choice.point.label)} diverged[/] ({lost} of {len(choice.rows)} seeds)")
+            console.print(f"[red]{one_line(choice.point.label)} diverged[/] ({lost} of {len(choice.rows)} seeds)")
     console.print()
 
 

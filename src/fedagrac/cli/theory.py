@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fedagrac.cli import computing
 from fedagrac.cli.options import DataDir, ExperimentFile, Json, Settings, TrustImports, out_option
-from fedagrac.cli.printing import print_files
+from fedagrac.cli.printing import Terminal, one_line, print_files
 from fedagrac.errors import InputError, count
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def _study(prepared: Prepared, seeds: int, data_dir: Path | None, quiet: bool) -
     from fedagrac.callbacks.progress import Progress
     from fedagrac.experiments.study import study
 
-    console, experiment = Console(stderr=True), prepared.experiment
+    console, experiment = Terminal(stderr=True), prepared.experiment
     if not quiet:
         clients = prepared.federation.num_clients
         console.print(f"[bold]{experiment.name}[/]: {clients} clients, {experiment.rounds} rounds")
@@ -121,7 +120,7 @@ def _write(study: Study, folder: Path) -> Mapping[str, Path]:
 
 def _print(study: Study) -> None:
     """Print the constants, the bounds, the algorithms, the recommended step size and the rates."""
-    console = Console()
+    console = Terminal()
     for table in (_constants(study), _bounds(study), _algorithms(study)):
         console.print(table)
     if study.constants.value is not None:
@@ -178,7 +177,7 @@ def _algorithms(study: Study) -> Table:
     for curve in study.curves:
         last = _number(curve.errors[-1]) if curve.status != "diverged" else "[red]diverged[/]"
         numbers = _number(curve.lr), _number(curve.stable_lr), last, _number(curve.limit)
-        table.add_row(escape(curve.label), *numbers)
+        table.add_row(one_line(curve.label), *numbers)
     return table
 
 

@@ -14,6 +14,19 @@ from fedagrac.errors import one_of
 __all__ = ["DATA_FILES", "DataFile", "DataSet", "Download", "Release", "data_set"]
 
 
+def largest_file(content: int) -> int:
+    """Return the most bytes of a file that is read where so many are expected, as they are or gzipped.
+
+    gzip adds less than 1 % to what it cannot compress. Another file that is not much larger is read, so that its hash
+    can be shown.
+
+    Examples:
+        >>> largest_file(1_000_000)
+        2058576
+    """
+    return content + content // 100 + 2**20
+
+
 @dataclass(frozen=True)
 class DataFile:
     """One file of a data set.
@@ -29,6 +42,11 @@ class DataFile:
     sha256: str
     size: int
     compression: Literal["gzip"] | None = None
+
+    @property
+    def largest(self) -> int:
+        """The most bytes that the file may have on disk; a larger one is not read."""
+        return largest_file(self.size)
 
 
 @dataclass(frozen=True)

@@ -115,8 +115,8 @@ def found_in(data: str | DataSet, data_dir: str | os.PathLike[str] | None = None
 def verify(data: str | DataSet, folder: str | os.PathLike[str]) -> list[FileStatus]:
     """Compare every file of the data set with its known size and SHA-256 and return the states.
 
-    Memory is bounded. Time is bounded for compressed files too: decompression stops as soon as the expected size
-    is exceeded.
+    Memory and time are bounded: a file that is larger than the expected one is not read, and decompression stops
+    as soon as the expected size is exceeded.
 
     Args:
         data: a name in `DATA_FILES`, or a data set.
@@ -133,8 +133,10 @@ def inspect_file(file: DataFile, path: Path) -> FileStatus:
     """Compare the content at a path with the expected file and return its state."""
     if not os.path.exists(path):  # unlike Path.exists, this does not raise if a folder may not be read
         return FileStatus(file, path, "missing")
-    if not os.path.isfile(path):
-        return FileStatus(file, path, "differs", note="not a file")
+    stored = os.path.getsize(path)
+    if not os.path.isfile(path) or stored > file.largest:
+        note = f"{stored} bytes, more than {file.largest}" if os.path.isfile(path) else "not a file"
+        return FileStatus(file, path, "differs", note=note)
     digest, size = hashlib.sha256(), 0
     try:
         with _content(file, path) as content:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedagrac.core.streams import Purpose, stream
+from fedagrac.data.catalogue import largest_file
 from fedagrac.data.pictures import Images
 from fedagrac.errors import InputError, count, non_negative
 
@@ -37,6 +38,9 @@ __all__ = [
 
 MOST_SYNTHETIC = 10_000
 """The most clients of Synthetic, whose samples are drawn all at once and take about 200 kB each."""
+
+LONGEST_VALUE = 64
+"""The most bytes of a label, or of a feature with its number, in LIBSVM text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +102,7 @@ def read_libsvm(path: Path, samples: int, features: int) -> tuple[npt.NDArray[np
     """Read LIBSVM text; return inputs [samples, features] and labels, 1 for positive ones and 0 for others."""
     from sklearn.datasets import load_svmlight_file
 
+    _check_size(path, samples * (LONGEST_VALUE * features + LONGEST_VALUE))
     try:
         X, y = load_svmlight_file(str(path), n_features=features, dtype=np.float32)
     except (ValueError, OverflowError, TypeError) as error:
@@ -113,6 +118,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Read a gzipped idx file and return its bytes; its header must have the expected shape."""
     expected = bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
     size = int(np.prod(shape))
+    _check_size(path, largest_file(len(expected) + size))
     try:
         with gzip.open(path, "rb") as file:
             header = file.read(len(expected))
@@ -124,6 +130,13 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     if len(content) != size:
         raise InputError(str(path), f"{len(content)} bytes after the header", f"{size} bytes")
     return np.frombuffer(bytearray(content), np.uint8).reshape(shape)
+
+
+def _check_size(path: Path, most: int) -> None:
+    """Refuse a file that is larger than its content can be, before it is read."""
+    size = path.stat().st_size
+    if size > most:
+        raise InputError(str(path), f"{size} bytes", f"at most {most} bytes")
 
 
 def read_cifar(path: Path, pictures: int = 10_000) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -317,7 +317,9 @@ def _run_all(
         groups = [[run for run in pending if run.round == round] for round in rounds]
     for group in groups:
         if progress is not None:
-            progress.name = group[0].entry.label if len(group) == 1 else f"{len(group)} runs"
+            from rich.markup import escape
+
+            progress.name = escape(group[0].entry.label) if len(group) == 1 else f"{len(group)} runs"
         run_on(
             prepared.fleet,
             [run.entry.algorithm for run in group],

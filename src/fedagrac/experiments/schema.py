@@ -35,12 +35,16 @@ from fedagrac.experiments.build import (
     with_defaults,
 )
 from fedagrac.imports import Imports, is_import_path, last_name
-from fedagrac.parsing import ParseError, parse_toml
+from fedagrac.parsing import ParseError, parse_toml, printable
+from fedagrac.storage.run_folder import OUTPUT_NAMES
 
 __all__ = ["AlgorithmSettings", "DataSettings", "Experiment", "default_table", "read_toml"]
 
 LARGEST_FILE = 2**22
 """The largest experiment file in bytes. It has room for the explicit step counts of a million client-rounds."""
+
+LONGEST_NAME = 200
+"""The longest name of an algorithm, in characters. Its label is a folder and a line of every legend."""
 
 Number = StrictInt | StrictFloat
 
@@ -84,7 +88,7 @@ class AlgorithmSettings(StrictTable):
     """[[algorithm]]: the name of an algorithm, its lr (by default the experiment's), a label and its settings."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: StrictStr
+    name: StrictStr = Field(max_length=LONGEST_NAME)
     lr: Number | None = None
     label: StrictStr | None = Field(None, min_length=1, max_length=100)
 
@@ -179,6 +183,12 @@ class Experiment(StrictTable):
         """Read an experiment file. Return the experiment."""
         return cls.of(read_toml(path))
 
+    @property
+    def has_own_code(self) -> bool:
+        """Whether a name in it is an import path."""
+        names = [self.model.name, self.data.name, *(entry.name for entry in self.algorithm)]
+        return any(map(is_import_path, names))
+
     @classmethod
     def default(cls) -> Experiment:
         """Return the default experiment: every algorithm on digits."""
@@ -210,6 +220,7 @@ class Experiment(StrictTable):
                     raise InputError("lr", None, "a number above 0, here or for all algorithms at the top level")
                 if imports is not None or not is_import_path(entry.name):
                     entry.build(self.lr, imports)
+                _check_label(entry)
                 if entry.folder in folders:
                     accepted = 'another label: an earlier algorithm has this folder (set label = "...")'
                     raise InputError("label", entry.label or entry.name, accepted)
@@ -243,6 +254,16 @@ class Experiment(StrictTable):
             defaults = {} if is_import_path(entry.name) else options_of(entry.name)
             table["algorithm"].append({**defaults, **entry.model_dump(exclude_none=True)})
         return table
+
+
+def _check_label(entry: AlgorithmSettings) -> None:
+    """Refuse a label that cannot be shown, and one whose folder would be a file that the command writes."""
+    label = entry.label or last_name(entry.name)
+    if printable(label) != label:
+        raise InputError("label", label, "text without control characters")
+    if entry.folder.lower() in OUTPUT_NAMES:
+        accepted = f'another label: the command itself writes {entry.folder.lower()} (set label = "...")'
+        raise InputError("label", label, accepted)
 
 
 def default_table() -> dict[str, Any]:
@@ -281,5 +302,5 @@ def _readable(error: ErrorDetails) -> InputError:
         return InputError(path, None, "a value: this key is required")
     if error["type"] == "string_pattern_mismatch":
         return InputError(path, value, "letters, digits, '.', '_' and '-', beginning with a letter or digit")
-    message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    message = re.sub("^(Input should be|String should have|Value error,) ", "", error["msg"])
     return InputError(path, value, message)

@@ -10,15 +10,20 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedagrac.algorithms import REGISTRY, algorithm
 from fedagrac.report.style import LOOKS, Look, look_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from fedagrac.storage.runs import StoredRun
 
 __all__ = [
+    "MOST_POINTS",
     "Chart",
     "ChartAxis",
     "Curve",
@@ -32,6 +37,9 @@ __all__ = [
     "series_of",
     "target_of",
 ]
+
+MOST_POINTS = 2000
+"""Pictures thin curves of more points than this."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,15 @@ class Curve:
     low: list[float]
     high: list[float]
 
+    def thinned(self) -> Curve:
+        """Return at most about `MOST_POINTS` evenly spaced points of the curve, with the first and the last."""
+        number = len(self.rounds)
+        if number <= MOST_POINTS:
+            return self
+        kept = sorted({*range(0, number, -(-number // MOST_POINTS)), number - 1})
+        x, y, low, high = ([values[i] for i in kept] for values in (self.x, self.y, self.low, self.high))
+        return Curve([self.rounds[i] for i in kept], x, y, low, high)
+
 
 def series_of(runs: Sequence[StoredRun]) -> list[Series]:
     """Group runs that differ only in their seed; return a series with a distinct label and look for each group."""
@@ -157,18 +174,18 @@ def curve(series: Series, chart: Chart) -> Curve:
     """Return the points of a series in a chart; over several seeds, only rounds that all of them evaluated."""
     tables = []
     for run in series.runs:
-        records = [r for r in run.history if r[chart.y.field] is not None]
-        scale = chart.x.scale, chart.y.scale
-        tables.append({r["round"]: (scale[0] * r[chart.x.field], scale[1] * r[chart.y.field]) for r in records})
-    rounds = [t for t in tables[0] if all(t in table for table in tables)]
-    points = [[table[t] for table in tables] for t in rounds]
-    return Curve(
-        rounds=rounds,
-        x=[sum(x / len(tables) for x, _ in column) for column in points],
-        y=[sum(y / len(tables) for _, y in column) for column in points],
-        low=[min(y for _, y in column) for column in points],
-        high=[max(y for _, y in column) for column in points],
-    )
+        values = run.history.column(chart.y.field)
+        known = ~np.isnan(values)
+        columns = [run.history.column(field)[known] for field in ("round", chart.x.field)]
+        tables.append((columns[0], chart.x.scale * columns[1], chart.y.scale * values[known]))
+    rounds = tables[0][0]
+    for others, _, _ in tables[1:]:
+        rounds = np.intersect1d(rounds, others)
+    places = [np.searchsorted(own, rounds) for own, _, _ in tables]
+    x, y = ([table[k][place] for table, place in zip(tables, places, strict=True)] for k in (1, 2))
+    mean_x, mean_y = (np.sum([values / len(tables) for values in columns], axis=0) for columns in (x, y))
+    low, high = np.min(y, axis=0), np.max(y, axis=0)
+    return Curve(rounds.tolist(), mean_x.tolist(), mean_y.tolist(), low.tolist(), high.tolist())
 
 
 def charts_of(runs: Sequence[StoredRun]) -> list[Chart]:
@@ -177,7 +194,7 @@ def charts_of(runs: Sequence[StoredRun]) -> list[Chart]:
     The first of accuracy, test loss and training loss that was measured is drawn against rounds, simulated time
     and bytes; the others are drawn against rounds.
     """
-    measured = [axis for axis in (ACCURACY, TEST_LOSS, TRAIN_LOSS) if _values(runs, axis)]
+    measured = [axis for axis in (ACCURACY, TEST_LOSS, TRAIN_LOSS) if len(_values(runs, axis))]
     if not measured:
         return []
     main, rest = measured[0], measured[1:]
@@ -220,15 +237,17 @@ def headline(runs: Sequence[StoredRun]) -> str:
 def _chart(key: str, x: ChartAxis, y: ChartAxis, runs: Sequence[StoredRun]) -> Chart:
     values = _values(runs, y)
     # on a narrow range a logarithmic axis would be crowded with tick labels
-    return Chart(key, x, y, y is not ACCURACY and min(values) > 0 and max(values) > 3 * min(values))
+    return Chart(key, x, y, y is not ACCURACY and bool(values.min() > 0 and values.max() > 3 * values.min()))
 
 
-def _values(runs: Sequence[StoredRun], axis: ChartAxis) -> list[float]:
-    return [r[axis.field] for run in runs for r in run.history if r[axis.field] is not None]
+def _values(runs: Sequence[StoredRun], axis: ChartAxis) -> npt.NDArray[np.float64]:
+    values: npt.NDArray[np.float64] = np.concatenate([run.history.column(axis.field) for run in runs])
+    known: npt.NDArray[np.float64] = values[~np.isnan(values)]
+    return known
 
 
 def _bytes_axis(runs: Sequence[StoredRun]) -> ChartAxis:
-    most = max(r["bytes_total"] for run in runs for r in run.history)
+    most = max(run.history.column("bytes_total")[-1] for run in runs if len(run.history))
     if most >= 1e10:
         return ChartAxis("bytes_total", "GB moved", 1e-9)
     return ChartAxis("bytes_total", "MB moved", 1e-6)

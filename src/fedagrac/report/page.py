@@ -1,7 +1,8 @@
 """The report as one HTML page that needs no other file and no network.
 
 All text from files is escaped: by Jinja in the page, and by `_text` in the charts, because Plotly interprets some
-HTML. A content security policy allows the page's own two scripts only, and no requests.
+HTML. Control characters and bidirectional overrides are shown as escapes. A content security policy allows the
+page's own two scripts only, and no requests.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedagrac.algorithms import REGISTRY
 from fedagrac.citations import ENTRIES, bibtex
+from fedagrac.parsing import printable
 from fedagrac.report.charts import (
+    MOST_POINTS,
     accuracy_range,
     charts_of,
     curve,
@@ -41,9 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["render_page"]
 
-MOST_POINTS = 2000
-"""The page thins curves of more points than this."""
-
 PlotlyFigure = dict[str, Any]
 """A Plotly figure as plain values: id, title, data, layout."""
 
@@ -65,7 +65,9 @@ def render_page(runs: Sequence[StoredRun]) -> str:
     looks = {run.folder: line.look for line in series for run in line.runs}
     script = _file("page.js")
     library = get_plotlyjs()
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_visible
+    )
     page.filters["dashes"] = _dashes
     return page.from_string(_file("page.html")).render(
         title=headline(runs),
@@ -106,9 +108,22 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
+def _visible(value: Any) -> Any:
+    """Return a text with its control characters as escapes; what is markup already, or no text, stays as it is."""
+    is_text = isinstance(value, str) and not hasattr(value, "__html__")
+    return printable(value, lines=True) if is_text else value
+
+
 def _text(text: str) -> str:
     """Escape text for Plotly, which interprets tags and entities."""
-    return html.escape(text, quote=False)
+    return html.escape(printable(text), quote=False)
+
+
+def _names(federation: Description) -> list[str]:
+    """Return the names of the shown clients for the axis of a chart. They are distinct."""
+    names = federation.names or [str(i) for i in federation.shown]
+    texts = [_text(_short(name)) for name in names]
+    return texts if len(set(texts)) == len(texts) else [f"{text} ({i})" for i, text in enumerate(texts)]
 
 
 def _short(text: str, most: int = 44) -> str:
@@ -180,16 +195,14 @@ def _target_trace(target: float, left: float, right: float) -> dict[str, Any]:
 def _traces(chart: Chart, series: Series, points: Curve, group: str) -> list[dict[str, Any]]:
     """Return the traces of one series: the line, and before it the band of its seeds if there are several."""
     width = 1.2 * series.look.width
-    every = range(0, len(points.x), -(-len(points.x) // MOST_POINTS) or 1)
-    kept = sorted({*every, len(points.x) - 1} - {-1})
-    x, y, rounds = ([values[i] for i in kept] for values in (points.x, points.y, points.rounds))
+    points = points.thinned()
+    x, y = points.x, points.y
     unit = " %" if chart.y.field == "test_accuracy" else ""
     x_value = "" if chart.x.field == "round" else f"<br>{_text(chart.x.label)} %{{x:.4~g}}"
     traces: list[dict[str, Any]] = []
     if len(series.runs) > 1:
-        low, high = ([values[i] for i in kept] for values in (points.low, points.high))
         band = {"fill": "toself", "fillcolor": series.look.rgba(0.15), "line": {"width": 0}, "mode": "lines"}
-        across = {"x": _rounded([*x, *x[::-1]]), "y": _rounded([*high, *low[::-1]])}
+        across = {"x": _rounded([*x, *x[::-1]]), "y": _rounded([*points.high, *points.low[::-1]])}
         traces.append({**across, **band, "legendgroup": group, "showlegend": False, "hoverinfo": "skip"})
     traces.append(
         {
@@ -197,7 +210,7 @@ def _traces(chart: Chart, series: Series, points: Curve, group: str) -> list[dic
             "legendgroup": group,
             "x": _rounded(x),
             "y": _rounded(y),
-            "customdata": rounds,
+            "customdata": points.rounds,
             "mode": "markers" if len(x) == 1 else "lines",
             "line": {"color": series.look.colour, "width": width, "dash": _dashes(series.look, width)},
             "marker": {"color": series.look.colour},
@@ -283,7 +296,7 @@ def _span(ends: Sequence[int]) -> str:
 def _labels_figure(federation: Description, key: str) -> PlotlyFigure:
     """Return the heat map of samples per class and client."""
     labels = federation.labels or []
-    clients, classes = federation.names or [str(i) for i in federation.shown], len(labels[0])
+    clients, classes = _names(federation), len(labels[0])
     return {
         "id": key,
         "title": "Samples per class and client",
@@ -317,7 +330,7 @@ def _height(labels: list[list[int]]) -> int:
 
 def _steps_figure(federation: Description, key: str) -> PlotlyFigure:
     """Return the bar chart of the local steps of each client in round 1."""
-    clients = federation.names or [str(i) for i in federation.shown]
+    clients = _names(federation)
     return {
         "id": key,
         "title": "Local steps in round 1",

@@ -125,7 +125,7 @@ def _draw(axes: Axes, chart: Chart, series: Sequence[Series], target: float | No
     from matplotlib.ticker import MaxNLocator
 
     curves = [curve(line, chart) for line in series]
-    for line, points in zip(series, curves, strict=True):
+    for line, points in zip(series, [points.thinned() for points in curves], strict=True):
         axes.plot(points.x, points.y, marker="o" if len(points.x) == 1 else None, **stroke(line.look))
         if len(line.runs) > 1:
             axes.fill_between(

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from fedagrac.parsing import printable
 from fedagrac.report.charts import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy.typing as npt
     from rich.table import Table
 
+    from fedagrac.storage.rounds import StoredRounds
     from fedagrac.storage.runs import StoredRun
 
 __all__ = ["Column", "TableCell", "common_target", "full_columns", "summarise", "summary_table", "table_cells"]
@@ -33,27 +38,27 @@ def summarise(runs: Sequence[StoredRun]) -> list[Row]:
 
 def _row(run: StoredRun, name: str) -> Row:
     history, target = run.history, run.target
-    last: Mapping[str, Any] = history[-1] if history else {}
     accuracies, test_losses = _values(history, "test_accuracy"), _values(history, "test_loss")
-    at_target: Mapping[str, Any] = next((r for r in history if _reaches(r, target)), {})
+    train_losses = _values(history, "train_loss")
+    reached = _first_at(history, target)
     return {
         "algorithm": run.label,
         "run": name,
-        "accuracy": accuracies[-1] if accuracies else None,
-        "best_accuracy": max(accuracies, default=None),
-        "final_accuracy": _mean(_values(history[-LAST:], "test_accuracy")),
-        "test_loss": test_losses[-1] if test_losses else None,
-        "best_test_loss": min(test_losses, default=None),
-        "final_test_loss": _mean(_values(history[-LAST:], "test_loss")),
-        "best_train_loss": min(_values(history, "train_loss"), default=None),
-        "final_train_loss": _mean(_values(history[-LAST:], "train_loss")),
+        "accuracy": _last(accuracies),
+        "best_accuracy": float(accuracies.max()) if len(accuracies) else None,
+        "final_accuracy": _mean(history, "test_accuracy"),
+        "test_loss": _last(test_losses),
+        "best_test_loss": _least(test_losses),
+        "final_test_loss": _mean(history, "test_loss"),
+        "best_train_loss": _least(train_losses),
+        "final_train_loss": _mean(history, "train_loss"),
         "target": target,
-        "rounds_to_target": at_target.get("round"),
-        "bytes_to_target": at_target.get("bytes_total"),
+        "rounds_to_target": _at(history, "round", reached),
+        "bytes_to_target": _at(history, "bytes_total", reached),
         "rounds": len(history),
-        "bytes": last.get("bytes_total"),
-        "sim_time": last.get("sim_time"),
-        "wall_time": last.get("wall_time"),
+        "bytes": _last(history.column("bytes_total")),
+        "sim_time": _last(history.column("sim_time")),
+        "wall_time": _last(history.column("wall_time")),
         "lr": run.algorithm_settings.get("lr"),
         "seed": run.seed,
         "status": run.status,
@@ -62,16 +67,38 @@ def _row(run: StoredRun, name: str) -> Row:
     }
 
 
-def _reaches(record: Mapping[str, Any], target: float | None) -> bool:
-    """Return whether the test accuracy of a round is at or above the target."""
-    return target is not None and record["test_accuracy"] is not None and record["test_accuracy"] >= target
+def _first_at(history: StoredRounds, target: float | None) -> int | None:
+    """Return the place of the first round whose test accuracy is at or above the target, or None."""
+    if target is None:
+        return None
+    places = np.flatnonzero(history.column("test_accuracy") >= target)
+    return int(places[0]) if len(places) else None
 
 
-def _values(records: Sequence[Mapping[str, Any]], field: str) -> list[float]:
-    return [record[field] for record in records if record[field] is not None]
+def _at(history: StoredRounds, field: str, place: int | None) -> Any:
+    """Return a number of the round at a place, or None."""
+    return None if place is None else history.column(field)[place].item()
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _values(history: StoredRounds, field: str) -> npt.NDArray[np.float64]:
+    """Return the values of a field, without the rounds that have none."""
+    values = history.column(field)
+    known: npt.NDArray[np.float64] = values[~np.isnan(values)]
+    return known
+
+
+def _last(values: npt.NDArray[Any]) -> Any:
+    return values[-1].item() if len(values) else None
+
+
+def _least(values: npt.NDArray[np.float64]) -> float | None:
+    return float(values.min()) if len(values) else None
+
+
+def _mean(history: StoredRounds, field: str) -> float | None:
+    """Return the mean over the evaluated rounds among the last ones."""
+    last = history.column(field)[-LAST:]
+    values: list[float] = last[~np.isnan(last)].tolist()
     return sum(value / len(values) for value in values) if values else None
 
 
@@ -189,7 +216,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(column.heading, justify="right")
     for row, cells in zip(rows, table_cells(rows, columns), strict=True):
         texts = [f"[bold]{cell.text}[/]" if cell.best else cell.text for cell in cells]
-        name = escape(row["run"]) + (" [red]diverged[/]" if row["status"] == "diverged" else "")
+        name = escape(printable(row["run"])) + (" [red]diverged[/]" if row["status"] == "diverged" else "")
         table.add_row(name, *texts)
     return table
 

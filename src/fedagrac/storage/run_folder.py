@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fedagrac.errors import InputError
-from fedagrac.files import make_folder, naming, opener, sync, write_atomically
-from fedagrac.parsing import parse_json
+from fedagrac.files import make_folder, naming, open_bounded, opener, read_bounded, sync, write_atomically
+from fedagrac.parsing import ParseError, parse_json
 from fedagrac.storage.checkpoints import Checkpoint, CheckpointError, read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
@@ -23,7 +23,36 @@ if TYPE_CHECKING:
 
     from fedagrac.engines.ranks import Ranks
 
-__all__ = ["RunFolder", "read_history", "to_json", "write_description"]
+__all__ = ["LARGEST", "LONGEST_LINE", "OUTPUT_NAMES", "RunFolder", "read_history", "to_json", "write_description"]
+
+LARGEST = {
+    "experiment.toml": 2**24,
+    "environment.json": 2**20,
+    "federation.json": 2**24,
+    "status.json": 2**20,
+    "per_client.json": 2**26,
+    "history.jsonl": 2**31,
+    "sweep.json": 2**28,
+}
+"""The largest files that are read, in bytes. per_client.json has room for the results of 500,000 clients."""
+
+LONGEST_LINE = 2**24
+"""The longest line of a history.jsonl that is read, in bytes."""
+
+OUTPUT_NAMES = frozenset(
+    [
+        *LARGEST,
+        *(f"{picture}.{kind}" for picture in ("curves", "costs", "sweep") for kind in ("png", "pdf")),
+        "best.toml",
+        "checkpoint",
+        "figures",
+        "local_only.json",
+        "model.safetensors",
+        "report.html",
+        "summary.json",
+    ]
+)
+"""The names of files and folders in the folder of an experiment, a sweep or a run, in small letters."""
 
 
 def to_json(values: Mapping[str, Any]) -> str:
@@ -131,7 +160,7 @@ class RunFolder:
     def read_per_client(self) -> dict[str, Any]:
         """Read per_client.json; raise InputError if the folder has none."""
         try:
-            columns = parse_json((self.path / "per_client.json").read_text(encoding="utf-8"))
+            columns = parse_json(read_bounded(self.path / "per_client.json", LARGEST["per_client.json"]))
         except (OSError, ValueError) as error:
             accepted = f"the folder of a run whose clients have test sets, with a per_client.json ({error})"
             raise InputError("folder", str(self.path), accepted) from None
@@ -144,8 +173,8 @@ def read_history(path: Path, rounds: int) -> list[dict[str, Any]]:
     """Return the first rounds of a history.jsonl. Later lines, which a crash may have left, are not read."""
     records = []
     try:
-        with path.open(encoding="utf-8") as lines:
-            for line in itertools.islice(lines, rounds):
+        with open_bounded(path, LARGEST["history.jsonl"]) as file:
+            for line in itertools.islice(lines_of(file), rounds):
                 records.append(parse_json(line))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
@@ -153,3 +182,11 @@ def read_history(path: Path, rounds: int) -> list[dict[str, Any]]:
     if len(records) != rounds or numbers != list(range(1, rounds + 1)):
         raise CheckpointError(f"{path} does not hold the {rounds} rounds of its checkpoint")
     return records
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file with their ends; a line that is too long raises ParseError."""
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise ParseError(f"it has a line of more than {LONGEST_LINE:,} bytes")
+        yield line

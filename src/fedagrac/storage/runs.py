@@ -6,6 +6,7 @@ and is imported only where runs are read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,32 +16,32 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, Val
 
 from fedagrac.data.describe import Description
 from fedagrac.errors import InputError
+from fedagrac.files import read_bounded
 from fedagrac.parsing import parse_json, parse_toml
+from fedagrac.storage.rounds import StoredRounds
+from fedagrac.storage.run_folder import LARGEST
 
 __all__ = ["StoredRun", "find_runs", "read_run"]
 
 Accuracy = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[FiniteFloat, Field(ge=0)]
-ByteCount = Annotated[int, Field(ge=0, lt=2**63)]
+
+LONGEST_NAME = 200
+"""The longest label or name that is read, in characters. Pictures set every character of a legend."""
+
+LONGEST_REASON = 10_000
+"""The longest reason why a run ended that is read, in characters."""
+
+Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 
 
 class _Schema(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
-class _Record(_Schema):
-    round: Annotated[int, Field(ge=1, lt=2**63)]
-    test_accuracy: Accuracy | None
-    test_loss: FiniteFloat | None
-    train_loss: FiniteFloat | None
-    bytes_total: ByteCount
-    sim_time: Seconds
-    wall_time: Seconds
-
-
 class _Algorithm(_Schema):
-    name: str
-    label: str | None = None
+    name: Name
+    label: Name | None = None
     lr: FiniteFloat | None = None
 
 
@@ -49,11 +50,11 @@ class _Stop(_Schema):
 
 
 class _Data(_Schema):
-    name: str | None = None
+    name: Name | None = None
 
 
 class _Experiment(_Schema):
-    name: str
+    name: Name
     algorithm: list[_Algorithm] = Field(min_length=1)
     seed: int | None = None
     lr: FiniteFloat | None = None
@@ -81,8 +82,8 @@ class _PerClient(_Schema):
 
 
 class _Status(_Schema):
-    status: str
-    reason: str
+    status: Name
+    reason: Annotated[str, Field(max_length=LONGEST_REASON)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +93,7 @@ class StoredRun:
     Attributes:
         folder: the run folder.
         experiment: the settings in experiment.toml; its only algorithm is this run's.
-        history: the rounds in history.jsonl, one record each.
+        history: the rounds in history.jsonl, one record each; the records stay in the file.
         status: "finished", "stopped", "diverged" or "unfinished".
         reason: one sentence that says why the run ended.
         environment: the contents of environment.json; empty if the file is missing.
@@ -102,7 +103,7 @@ class StoredRun:
 
     folder: Path
     experiment: dict[str, Any]
-    history: list[dict[str, Any]]
+    history: StoredRounds
     status: str
     reason: str
     environment: dict[str, Any]
@@ -161,21 +162,13 @@ def read_run(folder: str | Path) -> StoredRun:
     return StoredRun(
         folder=folder,
         experiment=experiment,
-        history=_read(folder / "history.jsonl", lambda text: _parse_lines(text, finished), list[_Record]),
+        history=_read_rounds(folder / "history.jsonl", finished),
         status=status["status"],
         reason=status["reason"],
         environment=environment,
         federation=_read_federation(folder),
         per_client=per_client,
     )
-
-
-def _parse_lines(text: str, finished: bool) -> list[Any]:
-    """Parse one JSON value per line; drop the last line of an unfinished run if it is incomplete."""
-    lines = text.splitlines()
-    if not finished and lines and not text.endswith("\n"):
-        lines.pop()
-    return [parse_json(line) for line in lines]
 
 
 def _read_federation(folder: Path) -> Description | None:
@@ -186,18 +179,30 @@ def _read_federation(folder: Path) -> Description | None:
     return None
 
 
+def _read_rounds(path: Path, finished: bool) -> StoredRounds:
+    """Read history.jsonl; raise InputError if it is invalid."""
+    try:
+        return StoredRounds.read(path, finished)
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        raise InputError("run folder", str(path.parent), f"a readable {path.name} ({error})") from None
+
+
 def _read(path: Path, parse: Callable[[str], Any], schema: Any) -> Any:
     """Parse a file, check it against a schema, and return its values; raise InputError if it is invalid."""
     try:
-        values = parse(path.read_text(encoding="utf-8"))
+        values = parse(read_bounded(path, LARGEST[path.name]).decode("utf-8"))
         TypeAdapter(schema).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
         field = ": ".join([str(path), *([".".join(map(str, first["loc"]))] if first["loc"] else [])])
         if first["type"] == "missing":
             raise InputError(field, None, "a value") from None
-        accepted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        accepted = re.sub("^(Input should be|String should have|Value error,) ", "", first["msg"])
         raise InputError(field, first["input"], accepted) from None
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError("run folder", str(path.parent), f"a readable {path.name} ({error})") from None
     return values

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedagrac.files import write_atomically
+from fedagrac.files import read_bounded, write_atomically
+from fedagrac.storage.run_folder import LARGEST
 
 __all__ = ["read_results", "write_best", "write_results"]
 
@@ -23,7 +24,7 @@ def write_results(folder: Path, results: Mapping[str, Any]) -> Path:
 
 def read_results(folder: Path) -> str:
     """Return the JSON text of sweep.json."""
-    return (folder / RESULTS).read_text()
+    return read_bounded(folder / RESULTS, LARGEST[RESULTS]).decode()
 
 
 def write_best(folder: Path, experiment: Mapping[str, Any]) -> Path:
