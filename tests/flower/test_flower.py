@@ -256,6 +256,8 @@ SPOILT = {
     "client = 2": lambda r: r["facts"].update(client=2),
     "loss = nan": lambda r: r["facts"].update(loss=float("nan")),
     "cannot be read": lambda r: r.pop("facts"),
+    "'total' among its vectors was not asked for": lambda r: r["vectors"].update(total=r["vectors"]["model"]),
+    "model has 8128 bytes, expected at most 6224": lambda r: vector(r, "model", lambda v: np.ones(1000)),
 }
 
 
@@ -278,6 +280,43 @@ def test_a_bad_reply_is_dropped_named_and_counted(fault, form, tmp_path):
     assert "client 1: reply dropped" in event
     assert fault in event
     assert torch.isfinite(run.state["x"]).all()
+
+
+@pytest.mark.parametrize("form", ["explicit", "client"])
+def test_a_gradient_sum_counts_only_for_the_steps_that_need_it(form, tmp_path):
+    """With eta = 0.001 the sums of K = 3 and 5 are asked for, that of K = 12 is not."""
+
+    def spoil(node, kind, round, reply):
+        if node == 12 and kind == "train.steps" and round == 2:
+            reply.content["vectors"]["total"] = Array(np.ones(650))
+        if node == 11 and kind == "train.steps" and round == 3:
+            del reply.content["vectors"]["total"]
+        return reply
+
+    settings = config(tmp_path, min_clients=2, steps__kind=form, algorithm__lr=0.001)
+    run = flower(settings, federation(settings, spoil, steps=K))
+    assert [record["dropped"] for record in run.history] == [[], [2], [1]]
+    asked = {"explicit": "'total' among its vectors was not asked for", "client": "total was not asked for with"}
+    assert asked[form] in run.history[1]["events"][0]
+    assert "total is missing" in run.history[2]["events"][0]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), RecursionError(), UnicodeDecodeError("a", b"", 0, 1, "b"), KeyError(3)]
+)
+def test_an_error_of_any_grid_about_one_reply_is_noted_and_the_others_count(error, tmp_path):
+    def spoil(node, kind, round, reply):
+        if node == 11 and kind == "train.steps" and round == 2:
+            del grid.waiting[f"m{len(grid.sent) - 2}"]  # Flower hands over a reply once
+            raise error
+        return reply
+
+    settings = config(tmp_path, min_clients=2)
+    grid = federation(settings, spoil)
+    run = flower(settings, grid)
+    assert [record["dropped"] for record in run.history] == [[], [1], []]
+    (event,) = run.history[1]["events"]
+    assert event.startswith(f"client 1: reply dropped, it cannot be read ({type(error).__name__}: ")
 
 
 class FarAway(SerialEngine):
@@ -479,8 +518,8 @@ def test_a_resumed_run_has_the_same_numbers(tmp_path):
     settings = config(tmp_path, rounds=4)
     whole = flower({**settings, "out": str(tmp_path / "whole")}, federation(settings))
 
-    class CrashError(Exception):
-        pass
+    class CrashError(BaseException):
+        """The end of the server's process."""
 
     def crash(node, kind, round, reply):
         if round == 3 and kind == "train.steps" and node == 12:
@@ -584,8 +623,8 @@ def test_a_resumed_run_goes_on_from_its_buffers(buffers, tmp_path):
     settings = config(tmp_path, rounds=4, buffers=buffers)
     whole = norm_run({**settings, "out": str(tmp_path / "whole")}, norm_nodes(settings))
 
-    class CrashError(Exception):
-        pass
+    class CrashError(BaseException):
+        """The end of the server's process."""
 
     def crash(node, kind, round, reply):
         if round == 3 and kind == "train.steps" and node == 12:
