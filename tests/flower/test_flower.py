@@ -351,6 +351,63 @@ def test_the_guard_is_that_of_a_simulation(form, tmp_path):
     assert re.fullmatch(r"client 1: dropped, its update is [\d.]+(e\+\d+)? x the median", event)
 
 
+@pytest.mark.parametrize("form", ["explicit", "client"])
+def test_a_first_gradient_that_is_far_too_long_is_dropped_by_the_guard(form, tmp_path):
+    """Client 2 alone is fast. Its model is good, so today's average would be, too; nu would be ruined."""
+
+    def spoil(node, kind, round, reply):
+        if node == 12 and round == 2 and "first" in reply.content["vectors"]:
+            vector(reply.content, "first", lambda v: np.full_like(v, 1e30))
+        return reply
+
+    settings = config(tmp_path, steps__kind=form, guard__factor=10.0)
+    run = flower(settings, federation(settings, spoil, steps=K))
+    assert run.history.column("dropped") == [[], [2], []]
+    assert re.fullmatch(
+        r"client 2: dropped, its first gradient is [\d.e+]+ x the median", run.history[1]["events"][0]
+    )
+    assert float(run.state["nu"].abs().max()) < 10
+    assert set(run.history[1]["weights"]) == {"0", "1"}
+    unguarded = config(tmp_path / "unguarded", steps__kind=form)
+    ruined = flower(unguarded, federation(unguarded, spoil, steps=K))
+    assert float(ruined.state["x"].abs().max()) > 1e20
+
+
+def test_gradients_that_are_asked_for_before_the_steps_are_guarded(tmp_path):
+    def spoil(node, kind, round, reply):
+        if node == 11 and round == 2 and kind == "query.gradient":
+            vector(reply.content, "gradient", lambda v: 1e30 * v)
+        return reply
+
+    settings = config(tmp_path, algorithm__name="fedlin", min_clients=2, rounds=2, guard__factor=10.0)
+    run = flower(settings, federation(settings, spoil))
+    assert [record["clients"] for record in run.history] == [3, 2]
+    assert re.fullmatch(
+        r"client 1: reply dropped, its gradient is [\d.e+]+ x the median", run.history[1]["events"][0]
+    )
+
+    def at_the_start(node, kind, round, reply):
+        if node == 11 and kind == "query.hello":
+            vector(reply.content, "gradient", lambda v: 1e30 * v)
+        return reply
+
+    first = config(tmp_path / "first", guard__factor=10.0)
+    with pytest.raises(FedagracError, match=r"clients \[1\] sent no usable gradient"):
+        flower(first, federation(first, at_the_start))
+
+
+def test_buffers_that_are_far_too_long_are_dropped_by_the_guard(tmp_path):
+    def spoil(node, kind, round, reply):
+        if node == 11 and kind == "train.steps" and round == 2:
+            vector(reply.content, "buffers", lambda v: 1e30 * v)
+        return reply
+
+    settings = config(tmp_path, guard__factor=10.0)
+    run = norm_run(settings, norm_nodes(settings, spoil))
+    assert run.history.column("dropped") == [[], [1], []]
+    assert "client 1: dropped, the norm of its buffers is" in run.history[1]["events"][0]
+
+
 def test_a_wrong_guard_is_named(tmp_path):
     with pytest.raises(InputError, match=r"guard\.factor = 0\.5: expected a number above 1"):
         Settings.of(config(tmp_path, guard__factor=0.5))

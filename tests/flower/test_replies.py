@@ -11,8 +11,10 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedagrac as fg
+import flower_processes
 
 pytest.importorskip("flwr", reason="the extra fedagrac[flower] is not installed")
 
@@ -541,3 +543,74 @@ def test_no_mutation_of_a_reply_reaches_the_server_as_an_exception(tmp_path):
         assert arrival.number == number
         outcomes.add(next(name for name in ("content", "error", "fault") if getattr(arrival, name) is not None))
     assert {"content", "fault"} <= outcomes
+
+
+HOSTILE = """
+import json
+
+import numpy as np
+from fedagrac.flower import client_app
+from flwr.app import Array, ArrayRecord
+from flwr.supercore.inflatable.inflatable_object import add_header_to_object_body
+
+from federation import task
+
+
+def hostile(message, context, call_next):
+    reply, round = call_next(message, context), int(message.metadata.group_id)
+    if message.metadata.message_type != "train.steps" or context.node_config["partition-id"] != 1:
+        return reply
+    if round == 1:
+        Array.deflate = lambda self: add_header_to_object_body(b"{", self)
+    if round == 2:
+        reply.content["vectors"] = ArrayRecord({str(i): Array(np.array([float(i)])) for i in range(2000)})
+    if round == 3:
+        told = {"dtype": "float32", "shape": [650], "stype": "numpy.ndarray", "arraychunk_ids": [0] * 10_000}
+        Array.deflate = lambda self: add_header_to_object_body(json.dumps(told).encode(), self)
+    return reply
+
+
+app = client_app(task.model, task.data, mods=[hostile])
+"""
+
+
+class AllBut1(fg.Participation):
+    """Clients 0 and 2 take part."""
+
+    def number(self, clients):
+        return 2
+
+    def draw(self, round, weights, seed):
+        return np.array([0, 2]), np.ones(2, np.int64)
+
+
+def test_processes_that_attack_are_dropped_and_the_others_have_the_numbers_of_a_simulation(tmp_path, monkeypatch):
+    """In each of three rounds a node attacks in another way. Every round ends long before its time is over."""
+    monkeypatch.setattr(flower_processes, "CLIENT", HOSTILE)
+    with flower_processes.Loopback(tmp_path / "loopback", nodes=3) as loopback:
+        for i in range(3):
+            samples = FED.samples_of(i)
+            stored = {"inputs": FED.inputs[samples].numpy(), "targets": FED.targets[samples].numpy()}
+            np.savez(loopback.folder / f"{i}.npz", **stored)
+        loopback.start_link()
+        for i in range(3):
+            loopback.start_node(i)
+        steps = {"kind": "explicit", "table": json.dumps([K])}
+        options = {"rounds": 3, "min_clients": 2, "round_seconds": 600.0, "upload_seconds": 120.0}
+        loopback.run("attacked", algorithm={"name": "fedavg", "lr": 0.1}, steps=steps, **options)
+        loopback.wait("attacked")
+        history = loopback.history("attacked")
+        final = load_file(loopback.folder / "attacked" / "model.safetensors")
+    assert [record["dropped"] for record in history] == [[1], [1], [1]]
+    first, second, third = (record["events"] for record in history)
+    assert first[0].startswith("client 1: reply dropped, it cannot be read (JSONDecodeError")
+    assert second == ["client 1: reply dropped, it has more than 7 objects"]
+    assert re.fullmatch(
+        r"client 1: reply dropped, one of its arrays has \d+ bytes, expected at most 3624", third[0]
+    )
+    assert history[-1]["wall_time"] < 600
+    net = model(None)
+    options = {"steps": fg.Explicit([K]), "batch_size": 10, "engine": "serial", "participation": AllBut1(2)}
+    expected = fg.simulate(net, FED, fg.FedAvg(lr=0.1), 3, **options)
+    for key, value in final.items():
+        torch.testing.assert_close(value, expected.params[key], atol=1e-6, rtol=0)

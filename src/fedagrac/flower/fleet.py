@@ -20,6 +20,7 @@ from fedagrac.core.cohort import Cohort, Population
 from fedagrac.core.local import EXACT_BELOW, Plan, Result
 from fedagrac.engines.ranks import ALONE, Ranks
 from fedagrac.errors import FedagracError, InputError
+from fedagrac.experiments.build import build_guard
 from fedagrac.flower.link import Link, MissedError, RemoteGradients
 from fedagrac.flower.settings import ClientSteps
 from fedagrac.flower.wire import BadReplyError, Parcel, fingerprint
@@ -70,7 +71,7 @@ class FlowerFleet:
     gradients: RemoteGradients = field(init=False)
 
     def __post_init__(self) -> None:
-        self.gradients = RemoteGradients(self.link, self.model.dtype)
+        self.gradients = RemoteGradients(self.link, self.model.dtype, build_guard(self.settings.guard))
 
     @property
     def roster(self) -> Roster:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from fedagrac.flower.settings import Settings
     from fedagrac.models.vector import VectorModel
+    from fedagrac.rounds.guard import Guard
 
 __all__ = ["Link", "MissedError", "RemoteGradients"]
 
@@ -44,11 +45,11 @@ HELLO = "query.hello"
 
 
 class MissedError(FedagracError):
-    """Clients did not send a reply that is needed."""
+    """Clients did not send a gradient that is needed, or one that is too long."""
 
     def __init__(self, clients: list[int]) -> None:
         self.clients = clients
-        super().__init__(f"clients {clients} did not answer")
+        super().__init__(f"clients {clients} sent no usable gradient")
 
 
 @dataclass(frozen=True)
@@ -298,10 +299,13 @@ def _reason(text: str | None) -> str:
 
 
 class RemoteGradients:
-    """The service of gradients, which asks clients over the link. It asks each client only once."""
+    """The service of gradients, which asks clients over the link. It asks each client only once.
 
-    def __init__(self, link: Link, dtype: torch.dtype) -> None:
-        self._link, self._dtype = link, dtype
+    With a guard, gradients that are far longer than those of the other clients count as not sent.
+    """
+
+    def __init__(self, link: Link, dtype: torch.dtype, guard: Guard | None = None) -> None:
+        self._link, self._dtype, self._guard = link, dtype, guard
         self.buffers_of: Callable[[npt.NDArray[np.int64], int], Tensor | None] = lambda clients, round: None
         self._asked: tuple[Tensor, int, str] | None = None
         self._rows: dict[int, Tensor] = {}
@@ -335,4 +339,11 @@ class RemoteGradients:
         missed = [client for client in wanted if client not in self._rows]
         if missed:
             raise MissedError(missed)
-        return torch.stack([self._rows[int(client)] for client in clients])
+        rows = torch.stack([self._rows[int(client)] for client in clients])
+        faults = {} if self._guard is None else self._guard.dropped(rows.double().norm(dim=1).numpy())
+        for row, fault in faults.items():
+            del self._rows[int(clients[row])]
+            self._link.note(f"client {clients[row]}: reply dropped, its gradient is {fault}")
+        if faults:
+            raise MissedError([int(clients[row]) for row in faults])
+        return rows
