@@ -257,10 +257,17 @@ def inflate(root: str, contents: Mapping[str, bytes], expected: Expected) -> Mes
 
 
 def check_objects(contents: Mapping[str, bytes], expected: Expected) -> None:
-    """Raise BadReplyError if the objects of a reply would become larger than what was asked for.
+    r"""Raise BadReplyError if the objects of a reply would become larger than what was asked for.
 
     An array refers to its chunks by number. It may name one chunk many times, so a reply of a few megabytes can
     stand for any number of bytes.
+
+    Examples:
+        >>> chunk, array = b"ArrayChunk  1000\0" + bytes(1000), b'Array c 29\0{"arraychunk_ids": [0, 0, 0]}'
+        >>> check_objects({"c": chunk, "a": array}, Expected({"model": 1000}))
+        Traceback (most recent call last):
+        ...
+        fedagrac.flower.wire.BadReplyError: one of its arrays has 3000 bytes, expected at most 2024
     """
     bodies = {name: _Body.of(content, expected.most_structure) for name, content in contents.items()}
     arrays = {name: body for name, body in bodies.items() if body.kind == "Array"}
