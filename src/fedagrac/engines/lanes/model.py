@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LaneModel"]
 
+COMPARED = 8
+"""The samples of each of the two lanes whose gradients are compared with those of the module itself."""
+
 
 class LaneModel:
     """Computes losses and gradients of many lanes, the module's forward vmapped over their models.
@@ -113,7 +116,7 @@ class LaneModel:
         """Return whether two lanes can step together; if not, warn and name the layer that cannot be batched."""
         w = self.workload
         X = w.model.initial().repeat(2, 1)
-        samples = torch.arange(4, device=w.model.device).reshape(2, 2) % num_samples(w.inputs)
+        samples = torch.arange(2 * COMPARED, device=w.model.device).reshape(2, COMPARED) % num_samples(w.inputs)
         on_gpu = w.model.device.type == "cuda"
         for layers in (RoutedLayers() if on_gpu else self.layers, None):  # ours, then torch's vmap rules
             self.layers = layers
