@@ -256,6 +256,8 @@ SPOILT = {
     "client = 2": lambda r: r["facts"].update(client=2),
     "loss = nan": lambda r: r["facts"].update(loss=float("nan")),
     "cannot be read": lambda r: r.pop("facts"),
+    "'total' among its vectors was not asked for": lambda r: r["vectors"].update(total=r["vectors"]["model"]),
+    "model has 8128 bytes, expected at most 6224": lambda r: vector(r, "model", lambda v: np.ones(1000)),
 }
 
 
@@ -278,6 +280,43 @@ def test_a_bad_reply_is_dropped_named_and_counted(fault, form, tmp_path):
     assert "client 1: reply dropped" in event
     assert fault in event
     assert torch.isfinite(run.state["x"]).all()
+
+
+@pytest.mark.parametrize("form", ["explicit", "client"])
+def test_a_gradient_sum_counts_only_for_the_steps_that_need_it(form, tmp_path):
+    """With eta = 0.001 the sums of K = 3 and 5 are asked for, that of K = 12 is not."""
+
+    def spoil(node, kind, round, reply):
+        if node == 12 and kind == "train.steps" and round == 2:
+            reply.content["vectors"]["total"] = Array(np.ones(650))
+        if node == 11 and kind == "train.steps" and round == 3:
+            del reply.content["vectors"]["total"]
+        return reply
+
+    settings = config(tmp_path, min_clients=2, steps__kind=form, algorithm__lr=0.001)
+    run = flower(settings, federation(settings, spoil, steps=K))
+    assert [record["dropped"] for record in run.history] == [[], [2], [1]]
+    asked = {"explicit": "'total' among its vectors was not asked for", "client": "total was not asked for with"}
+    assert asked[form] in run.history[1]["events"][0]
+    assert "total is missing" in run.history[2]["events"][0]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), RecursionError(), UnicodeDecodeError("a", b"", 0, 1, "b"), KeyError(3)]
+)
+def test_an_error_of_any_grid_about_one_reply_is_noted_and_the_others_count(error, tmp_path):
+    def spoil(node, kind, round, reply):
+        if node == 11 and kind == "train.steps" and round == 2:
+            del grid.waiting[f"m{len(grid.sent) - 2}"]  # Flower hands over a reply once
+            raise error
+        return reply
+
+    settings = config(tmp_path, min_clients=2)
+    grid = federation(settings, spoil)
+    run = flower(settings, grid)
+    assert [record["dropped"] for record in run.history] == [[], [1], []]
+    (event,) = run.history[1]["events"]
+    assert event.startswith(f"client 1: reply dropped, it cannot be read ({type(error).__name__}: ")
 
 
 class FarAway(SerialEngine):
@@ -310,6 +349,63 @@ def test_the_guard_is_that_of_a_simulation(form, tmp_path):
     assert run.history.column("clients") == [3, 3, 3]
     (event,) = run.history[1]["events"]
     assert re.fullmatch(r"client 1: dropped, its update is [\d.]+(e\+\d+)? x the median", event)
+
+
+@pytest.mark.parametrize("form", ["explicit", "client"])
+def test_a_first_gradient_that_is_far_too_long_is_dropped_by_the_guard(form, tmp_path):
+    """Client 2 alone is fast. Its model is good, so today's average would be, too; nu would be ruined."""
+
+    def spoil(node, kind, round, reply):
+        if node == 12 and round == 2 and "first" in reply.content["vectors"]:
+            vector(reply.content, "first", lambda v: np.full_like(v, 1e30))
+        return reply
+
+    settings = config(tmp_path, steps__kind=form, guard__factor=10.0)
+    run = flower(settings, federation(settings, spoil, steps=K))
+    assert run.history.column("dropped") == [[], [2], []]
+    assert re.fullmatch(
+        r"client 2: dropped, its first gradient is [\d.e+]+ x the median", run.history[1]["events"][0]
+    )
+    assert float(run.state["nu"].abs().max()) < 10
+    assert set(run.history[1]["weights"]) == {"0", "1"}
+    unguarded = config(tmp_path / "unguarded", steps__kind=form)
+    ruined = flower(unguarded, federation(unguarded, spoil, steps=K))
+    assert float(ruined.state["x"].abs().max()) > 1e20
+
+
+def test_gradients_that_are_asked_for_before_the_steps_are_guarded(tmp_path):
+    def spoil(node, kind, round, reply):
+        if node == 11 and round == 2 and kind == "query.gradient":
+            vector(reply.content, "gradient", lambda v: 1e30 * v)
+        return reply
+
+    settings = config(tmp_path, algorithm__name="fedlin", min_clients=2, rounds=2, guard__factor=10.0)
+    run = flower(settings, federation(settings, spoil))
+    assert [record["clients"] for record in run.history] == [3, 2]
+    assert re.fullmatch(
+        r"client 1: reply dropped, its gradient is [\d.e+]+ x the median", run.history[1]["events"][0]
+    )
+
+    def at_the_start(node, kind, round, reply):
+        if node == 11 and kind == "query.hello":
+            vector(reply.content, "gradient", lambda v: 1e30 * v)
+        return reply
+
+    first = config(tmp_path / "first", guard__factor=10.0)
+    with pytest.raises(FedagracError, match=r"clients \[1\] sent no usable gradient"):
+        flower(first, federation(first, at_the_start))
+
+
+def test_buffers_that_are_far_too_long_are_dropped_by_the_guard(tmp_path):
+    def spoil(node, kind, round, reply):
+        if node == 11 and kind == "train.steps" and round == 2:
+            vector(reply.content, "buffers", lambda v: 1e30 * v)
+        return reply
+
+    settings = config(tmp_path, guard__factor=10.0)
+    run = norm_run(settings, norm_nodes(settings, spoil))
+    assert run.history.column("dropped") == [[], [1], []]
+    assert "client 1: dropped, the norm of its buffers is" in run.history[1]["events"][0]
 
 
 def test_a_wrong_guard_is_named(tmp_path):
@@ -479,8 +575,8 @@ def test_a_resumed_run_has_the_same_numbers(tmp_path):
     settings = config(tmp_path, rounds=4)
     whole = flower({**settings, "out": str(tmp_path / "whole")}, federation(settings))
 
-    class CrashError(Exception):
-        pass
+    class CrashError(BaseException):
+        """The end of the server's process."""
 
     def crash(node, kind, round, reply):
         if round == 3 and kind == "train.steps" and node == 12:
@@ -584,8 +680,8 @@ def test_a_resumed_run_goes_on_from_its_buffers(buffers, tmp_path):
     settings = config(tmp_path, rounds=4, buffers=buffers)
     whole = norm_run({**settings, "out": str(tmp_path / "whole")}, norm_nodes(settings))
 
-    class CrashError(Exception):
-        pass
+    class CrashError(BaseException):
+        """The end of the server's process."""
 
     def crash(node, kind, round, reply):
         if round == 3 and kind == "train.steps" and node == 12:

@@ -285,7 +285,7 @@ def test_labels_with_characters_that_are_special_to_the_drawing_library(label, t
     code, out, err = command("report", str(folder), capsys=capsys)
     assert code == 0, err
     figure = plot_curves([read_run(folder)])
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [label]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [label.replace("\n", "\\n")]
     assert save(figure, tmp_path / "curves").read_bytes()[:4] == b"\x89PNG"
     if "\n" not in label:
         assert label in out

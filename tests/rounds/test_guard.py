@@ -11,12 +11,13 @@ import fedagrac as fg
 from constant_gradients import simulate as simulate_constant
 from fedagrac.algorithms import REGISTRY
 from fedagrac.callbacks.trackers import scalars
-from fedagrac.core.local import Result
+from fedagrac.core.local import Plan, Result
 from fedagrac.engines import SerialEngine
 from fedagrac.errors import InputError
 from fedagrac.experiments.run import prepare, run_experiment
 from fedagrac.experiments.schema import Experiment
 from fedagrac.report import read_run
+from fedagrac.rounds.exchange import Lengths
 from fedagrac.storage.checkpoints import read_checkpoint
 from quadratics import Quadratics, quadratics
 
@@ -115,6 +116,78 @@ def test_a_dropped_client_changes_nothing(name, spoil):
     unguarded = q.simulate(algorithm, engine=spoilt(spoil, rounds), **options)
     assert "dropped" not in unguarded.history[0]
     assert unguarded.status == "diverged" or float((unguarded.vector - absent.vector).abs().max()) > 1e-3
+
+
+def long_first(result, row, x):
+    result.first[row] = 1e30
+
+
+def long_total(result, row, x):
+    result.total[row] *= 1e3
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "spoil", "what"),
+    [
+        (fg.FedaGrac(lr=0.02), long_first, "its first gradient"),
+        (fg.FedaGrac(lr=0.02, transmit="first"), long_first, "its first gradient"),
+        (fg.FedaGrac(lr=0.001), long_total, "its gradient sum"),
+        (fg.algorithm("scaffold", lr=0.001), long_total, "its gradient sum"),
+    ],
+    ids=["first", "all first", "sum", "sum of SCAFFOLD"],
+)
+def test_a_client_whose_model_is_good_is_dropped_for_its_other_vectors(algorithm, spoil, what, caplog):
+    """Client 3 is fast, so it sends a first gradient; sums are sent because eta K is below 0.01."""
+    q, options = clients(), {"rounds": 4, "steps": fg.Explicit([K])}
+    with caplog.at_level(logging.WARNING, "fedagrac"):
+        guarded = q.simulate(algorithm, engine=spoilt(spoil, (0, 1)), guard=fg.Guard(10.0), **options)
+    absent = q.simulate(algorithm, engine="serial", participation=AllBut(5, rounds=(0, 1)), **options)
+    assert guarded.history.column("dropped") == [[BAD], [BAD], [], []]
+    assert [message.partition(" is ")[0] for message in caplog.messages] == [
+        f"round {t}: client {BAD}: dropped, {what}" for t in (1, 2)
+    ]
+    assert float((guarded.vector - absent.vector).abs().max()) < 1e-12
+    unguarded = q.simulate(algorithm, engine=spoilt(spoil, (0, 1)), **options)
+    assert unguarded.status == "diverged" or float((unguarded.vector - absent.vector).abs().max()) > 1e-6
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize("lr", [0.02, 0.001])
+def test_good_clients_have_the_numbers_of_a_run_without_a_guard(name, lr):
+    q, options = clients(), {"rounds": 4, "steps": fg.Explicit([K])}
+    guarded = q.simulate(fg.algorithm(name, lr=lr), guard=fg.Guard(10.0), **options)
+    assert torch.equal(guarded.vector, q.simulate(fg.algorithm(name, lr=lr), **options).vector)
+    assert guarded.history.column("dropped") == [[]] * 4
+
+
+def test_the_only_first_gradient_is_compared_with_the_mean_gradients_of_the_others():
+    """One step of eta = 1 from 0 to -g: the mean gradients of the first two are (3, 4) and (6, 8)."""
+    plan = Plan.of(steps=[1, 1, 1], lr=1.0, first_steps=[0, 0, 1], mean=True)
+    models, loss = -torch.tensor([[3.0, 4.0], [6.0, 8.0], [3.0, 4.0]]), torch.zeros(3)
+    for length, dropped in ((99.0, {}), (101.0, {2: "its first gradient is 10.1 x the median"})):
+        first = torch.tensor([[0.0, 0.0], [0.0, 0.0], [length, 0.0]])
+        lengths = Lengths.of(plan, torch.zeros(2), Result(models, loss, first))
+        assert lengths.mean.tolist() == [5.0, 10.0, 5.0]
+        assert fg.Guard(10.0).faults(lengths) == dropped
+
+
+@pytest.mark.parametrize(
+    ("buffers", "dropped"),
+    [
+        ([[1.0, 0.0, 10], [2.0, 1.0, 10], [1.0, 1.0, 400]], []),  # a counter of steps, 10 and 400 of them
+        ([[0.0, 0.0, 10], [0.0, 0.0, 10], [0.0, 9.0, 400]], []),  # as long as the counter
+        ([[1.0, 0.0, 10], [2.0, 1.0, 10], [1e9, 1.0, 400]], [2]),
+        ([[1e30, 0.0, 10], [2.0, 1.0, 10], [1.0, 1.0, 400]], [0]),
+        ([[0.0, 0.0, 0], [0.0, 0.0, 0], [8.0, 0.0, 0]], []),  # below ten times the floor of 1
+        ([[0.0, 0.0, 0], [0.0, 0.0, 0], [11.0, 0.0, 0]], [2]),
+    ],
+)
+def test_buffers_are_too_long_only_if_they_also_moved_too_fast(buffers, dropped):
+    plan = replace(Plan.of(steps=[10, 10, 400], lr=1.0), buffers=torch.zeros(3, 3))
+    models, loss = torch.ones(3, 2), torch.zeros(3)
+    lengths = Lengths.of(plan, torch.zeros(2), Result(models, loss, buffers=torch.tensor(buffers)))
+    faults = {row: fault for row, fault in fg.Guard(10.0).faults(lengths).items() if "buffers" in fault}
+    assert list(faults) == dropped
 
 
 def test_dropped_clients_are_charged_for_what_they_did():

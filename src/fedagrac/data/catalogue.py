@@ -17,8 +17,8 @@ __all__ = ["DATA_FILES", "DataFile", "DataSet", "Download", "Release", "data_set
 def largest_file(content: int) -> int:
     """Return the most bytes of a file that is read where so many are expected, as they are or gzipped.
 
-    gzip adds less than 1 % to what it cannot compress. Another file that is not much larger is read, so that its
-    hash can be shown.
+    gzip adds less than 1 % to what it cannot compress. A file that is a little larger is read, so that its hash
+    can be shown.
 
     Examples:
         >>> largest_file(1_000_000)

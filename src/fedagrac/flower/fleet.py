@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from fedagrac.core.cohort import Cohort, Population
-from fedagrac.core.local import Plan, Result
+from fedagrac.core.local import EXACT_BELOW, Plan, Result
 from fedagrac.engines.ranks import ALONE, Ranks
 from fedagrac.errors import FedagracError, InputError
+from fedagrac.experiments.build import build_guard
 from fedagrac.flower.link import Link, MissedError, RemoteGradients
 from fedagrac.flower.settings import ClientSteps
 from fedagrac.flower.wire import BadReplyError, Parcel, fingerprint
@@ -70,7 +71,7 @@ class FlowerFleet:
     gradients: RemoteGradients = field(init=False)
 
     def __post_init__(self) -> None:
-        self.gradients = RemoteGradients(self.link, self.model.dtype)
+        self.gradients = RemoteGradients(self.link, self.model.dtype, build_guard(self.settings.guard))
 
     @property
     def roster(self) -> Roster:
@@ -166,7 +167,8 @@ class FlowerFleet:
             return None
         cohort, plan = order.cohort, order.plan
         asks = {int(client): _message(order, row) for row, client in enumerate(cohort.clients)}
-        answers = self.link.exchange("train.steps", asks, cohort.round)
+        vectors = {int(client): _vectors(order, row) for row, client in enumerate(cohort.clients)}
+        answers = self.link.exchange("train.steps", asks, cohort.round, vectors)
         good = self.checked(answers, cohort, plan, lambda row: (int(plan.steps[row]), int(plan.steps[row])))
         if len(good) < self.settings.min_clients:
             return None
@@ -188,8 +190,10 @@ class FlowerFleet:
             longest = longest + first_steps if isinstance(first_steps, int) else cohort.epoch_steps
         order = dataclasses.replace(order, plan=dataclasses.replace(order.plan, first_steps=longest))
         asks = {int(client): _message(order, row, chosen=True) for row, client in enumerate(cohort.clients)}
-        answers = self.link.exchange("train.steps", asks, cohort.round)
         without_first = dataclasses.replace(order.plan, first_steps=0 * longest)
+        one_step = dataclasses.replace(order, plan=dataclasses.replace(without_first, steps=0 * longest + 1))
+        vectors = {int(client): _vectors(one_step, row) for row, client in enumerate(cohort.clients)}
+        answers = self.link.exchange("train.steps", asks, cohort.round, vectors)
         good = self.checked(answers, cohort, without_first, lambda _: (1, rule.max_steps))
         if len(good) < self.settings.min_clients:
             return None
@@ -202,11 +206,11 @@ class FlowerFleet:
         # a client that missed the second exchange counts with its mean gradient
         sent_first = np.array([row in firsts for row in range(len(done))])
         plan = dataclasses.replace(final.plan, first_steps=np.where(sent_first, final.plan.first_steps, 0))
-        vectors = [
+        sent = [
             {**reply.vectors, **({"first": firsts[row]} if row in firsts else {})}
             for row, reply in enumerate(good.values())
         ]
-        return self._replies(dataclasses.replace(final, plan=plan), vectors, list(good.values()))
+        return self._replies(dataclasses.replace(final, plan=plan), sent, list(good.values()))
 
     def _ask_for_first_gradients(self, order: Order) -> dict[int, Tensor]:
         """Do the second exchange. Return the first gradients by row."""
@@ -214,7 +218,8 @@ class FlowerFleet:
         rows = {int(cohort.clients[row]): int(row) for row in np.flatnonzero(order.plan.first_steps)}
         asks = {client: Parcel({"round": cohort.round}) for client in rows if client in self.link.nodes}
         firsts = {}
-        for client, reply in self.link.exchange("train.first", asks, cohort.round).items():
+        vectors = {client: {"first": self.model.size} for client in asks}
+        for client, reply in self.link.exchange("train.first", asks, cohort.round, vectors).items():
             try:
                 reply.integer("client", client, client)
                 reply.integer("round", cohort.round, cohort.round)
@@ -261,13 +266,15 @@ class FlowerFleet:
             try:
                 reply.integer("client", client, client)
                 reply.integer("round", cohort.round, cohort.round)
-                reply.integer("steps", *bounds(row))
+                K = reply.integer("steps", *bounds(row))
                 reply.number("loss")
                 reply.vector("model", d, dtype)
                 if plan.first_steps[row] > 0:
                     reply.vector("first", d, dtype)
-                if "total" in reply.vectors:
+                if _sends_sum(plan, row, K):
                     reply.vector("total", d, dtype)
+                elif "total" in reply.vectors:
+                    raise BadReplyError(f"total was not asked for with steps = {K}")
                 if plan.buffers is not None:
                     reply.vector("buffers", plan.buffers.shape[1], dtype)
                 good[row] = reply
@@ -337,6 +344,25 @@ def _message(order: Order, row: int, chosen: bool = False) -> Parcel:
     if plan.buffers is not None:
         vectors["buffers"] = plan.buffers[row]
     return Parcel(facts, vectors)
+
+
+def _sends_sum(plan: Plan, row: int, steps: int) -> bool:
+    """Return whether a member that did these steps sends the sum of its gradients."""
+    inaccurate = float(plan.lr[row]) * steps < EXACT_BELOW or float(plan.mu[row]) > 0
+    return plan.mean and inaccurate
+
+
+def _vectors(order: Order, row: int) -> dict[str, int]:
+    """Return the vectors that one member is asked for, each with how many numbers it has."""
+    plan, d = order.plan, len(order.x)
+    vectors = {"model": d}
+    if plan.first_steps[row] > 0:
+        vectors["first"] = d
+    if _sends_sum(plan, row, int(plan.steps[row])):
+        vectors["total"] = d
+    if plan.buffers is not None:
+        vectors["buffers"] = plan.buffers.shape[1]
+    return vectors
 
 
 def _result(order: Order, vectors: list[dict[str, Tensor]], loss: list[float]) -> Result:

@@ -5,6 +5,7 @@ A client is identified by its partition. The node that has a partition may chang
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +16,8 @@ import numpy as np
 import torch
 
 from fedagrac.errors import FedagracError, InputError, shown
-from fedagrac.flower.wire import PROTOCOL, BadReplyError, Parcel, fingerprint, pack, unpack
+from fedagrac.flower.mailbox import Mailbox, mailbox_of
+from fedagrac.flower.wire import PROTOCOL, BadReplyError, Expected, Parcel, fingerprint, pack, unpack
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from fedagrac.flower.settings import Settings
     from fedagrac.models.vector import VectorModel
+    from fedagrac.rounds.guard import Guard
 
 __all__ = ["Link", "MissedError", "RemoteGradients"]
 
@@ -32,6 +35,9 @@ log = logging.getLogger("fedagrac")
 GRACE = 30.0
 """Seconds after the deadline in which a late reply may still arrive. It is noted and dropped."""
 
+LAST_PULL_SECONDS = 5.0
+"""Seconds after the deadline in which replies that came just before it may still be pulled from the SuperLink."""
+
 LOOK_SECONDS = 3.0
 """Seconds between two looks at which nodes are connected, while the server waits for replies."""
 
@@ -39,21 +45,22 @@ HELLO = "query.hello"
 
 
 class MissedError(FedagracError):
-    """Clients did not send a reply that is needed."""
+    """Clients did not send a gradient that is needed, or one that is too long."""
 
     def __init__(self, clients: list[int]) -> None:
         self.clients = clients
-        super().__init__(f"clients {clients} did not answer")
+        super().__init__(f"clients {clients} sent no usable gradient")
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message that was sent: its node, its client if that is known, its kind and its round."""
+    """A message that was sent: its node, its client if that is known, its kind, its round, and what to expect."""
 
     node: int
     client: int | None
     kind: str
     round: int
+    expected: Expected
 
     @property
     def recipient(self) -> str:
@@ -85,6 +92,7 @@ class Link:
         self.events: list[str] = []
         self.bytes_down = self.bytes_up = 0
         self.arrived: dict[int, float] = {}
+        self._mailbox: Mailbox | None = None
         self._greetings: dict[int, int] = {}
         self._sent: dict[str, _Sent] = {}
 
@@ -98,17 +106,31 @@ class Link:
         events, self.events = self.events, []
         return events
 
-    def exchange(self, kind: str, parcels: Mapping[int, Parcel], round: int) -> dict[int, Parcel]:
+    def expected(self, vectors: Mapping[str, int]) -> Expected:
+        """Return what a reply may hold, given how many numbers each of its vectors has."""
+        itemsize = torch.finfo(self.model.dtype).bits // 8
+        return Expected({name: itemsize * size for name, size in vectors.items()})
+
+    def exchange(
+        self, kind: str, parcels: Mapping[int, Parcel], round: int, vectors: Mapping[int, Mapping[str, int]]
+    ) -> dict[int, Parcel]:
         """Send each client its parcel. Return the replies that arrive in time, by client.
 
         Missing replies and errors are noted as events. Replies are unpacked but not checked.
+
+        Args:
+            kind: the kind of the message.
+            parcels: what to send, by client.
+            round: the number of rounds done.
+            vectors: by client, the vectors that its reply may hold, each with how many numbers it has.
         """
         seconds = float(self.settings.round_seconds)
         waiting = {}
         for client, parcel in parcels.items():
             if client not in self.nodes:  # it left after the round was planned, which was noted
                 continue
-            number = self._push(_Sent(self.nodes[client], client, kind, round), parcel, seconds + GRACE)
+            sent = _Sent(self.nodes[client], client, kind, round, self.expected(vectors[client]))
+            number = self._push(sent, parcel, seconds + GRACE)
             if number is not None:
                 waiting[number] = client
         replies: dict[int, Parcel] = {}
@@ -116,7 +138,7 @@ class Link:
         self.arrived = {}
         end, look = begun + seconds, begun + LOOK_SECONDS
         while waiting:
-            for number, reply in self._pull(waiting).items():
+            for number, reply in self._pull(waiting, end + LAST_PULL_SECONDS).items():
                 client = waiting.pop(number)
                 if reply is not None:
                     replies[client] = reply
@@ -149,25 +171,31 @@ class Link:
         self._sent[numbers[0]] = sent
         return numbers[0]
 
-    def _pull(self, waiting: Collection[str] = ()) -> dict[str, Parcel | None]:
+    def _pull(self, waiting: Collection[str] = (), end: float | None = None) -> dict[str, Parcel | None]:
         """Receive all messages that have arrived. Return the awaited replies; None for one that cannot be used."""
         arrived: dict[str, Parcel | None] = {}
-        for message in self.grid.pull_messages(list(self._sent)) if self._sent else ():
-            number = message.metadata.reply_to_message_id
-            sent = self._sent.pop(number, None)
-            if sent is None:
-                continue
+        if self._mailbox is None:
+            self._mailbox = mailbox_of(self.grid, float(self.settings.upload_seconds))
+        if end is None:
+            end = time.monotonic() + float(self.settings.upload_seconds)
+        used = {number: number in waiting or sent.kind == HELLO for number, sent in self._sent.items()}
+        wanted = {number: sent.expected if used[number] else None for number, sent in self._sent.items()}
+        for arrival in self._mailbox.collect(wanted, end):
+            number = arrival.number
+            sent = self._sent.pop(number)
             if number in waiting:
                 arrived[number] = None
             elif sent.kind != HELLO:
-                if not message.has_error():
+                if arrival.error is None:
                     self.note(f"{sent.recipient}: late reply of round {sent.round + 1}, dropped")
                 continue
-            if message.has_error():
-                self.note(f"{sent.recipient}: {_reason(message.error.reason)}")
+            if arrival.error is not None:
+                self.note(f"{sent.recipient}: {_reason(arrival.error)}")
                 continue
             try:
-                reply = unpack(message.content)
+                if arrival.content is None:
+                    raise BadReplyError(arrival.fault or "it is empty")
+                reply = unpack(arrival.content, sent.expected)
                 self.bytes_up += reply.nbytes
                 if sent.kind == HELLO:
                     self.meet(sent.node, reply)
@@ -195,8 +223,12 @@ class Link:
         for node in sorted(present - greeted - set(self.nodes.values())):
             if self._greetings.get(node, 0) < self.settings.attempts:
                 self._greetings[node] = self._greetings.get(node, 0) + 1
-                ask = Parcel(facts, {} if self.x1 is None or self.started else {"x": self.x1})
-                self._push(_Sent(node, None, HELLO, round), ask, float(self.settings.wait_seconds))
+                x1 = None if self.started else self.x1
+                ask = Parcel(facts, {} if x1 is None else {"x": x1})
+                expected = self.expected({} if x1 is None else {"gradient": len(x1)})
+                names = "\n".join(name for name, _ in self.model.module.named_buffers())
+                expected = dataclasses.replace(expected, text=max(expected.text, len(names)))
+                self._push(_Sent(node, None, HELLO, round, expected), ask, float(self.settings.wait_seconds))
 
     def meet(self, node: int, reply: Parcel) -> None:
         """Check the reply of a node to a greeting, and assign its client to the node."""
@@ -267,10 +299,13 @@ def _reason(text: str | None) -> str:
 
 
 class RemoteGradients:
-    """The service of gradients, which asks clients over the link. It asks each client only once."""
+    """The service of gradients, which asks clients over the link. It asks each client only once.
 
-    def __init__(self, link: Link, dtype: torch.dtype) -> None:
-        self._link, self._dtype = link, dtype
+    With a guard, gradients that are far longer than those of the other clients count as not sent.
+    """
+
+    def __init__(self, link: Link, dtype: torch.dtype, guard: Guard | None = None) -> None:
+        self._link, self._dtype, self._guard = link, dtype, guard
         self.buffers_of: Callable[[npt.NDArray[np.int64], int], Tensor | None] = lambda clients, round: None
         self._asked: tuple[Tensor, int, str] | None = None
         self._rows: dict[int, Tensor] = {}
@@ -293,7 +328,8 @@ class RemoteGradients:
             for row, client in enumerate(wanted)
             if client in self._link.nodes
         }
-        for client, reply in self._link.exchange("query.gradient", asks, round).items():
+        vectors = {client: {"gradient": len(x)} for client in asks}
+        for client, reply in self._link.exchange("query.gradient", asks, round, vectors).items():
             try:
                 reply.integer("round", round, round)
                 reply.integer("client", client, client)
@@ -303,4 +339,11 @@ class RemoteGradients:
         missed = [client for client in wanted if client not in self._rows]
         if missed:
             raise MissedError(missed)
-        return torch.stack([self._rows[int(client)] for client in clients])
+        rows = torch.stack([self._rows[int(client)] for client in clients])
+        faults = {} if self._guard is None else self._guard.dropped(rows.double().norm(dim=1).numpy())
+        for row, fault in faults.items():
+            del self._rows[int(clients[row])]
+            self._link.note(f"client {clients[row]}: reply dropped, its gradient is {fault}")
+        if faults:
+            raise MissedError([int(clients[row]) for row in faults])
+        return rows

@@ -53,6 +53,7 @@ class Settings(StrictTable):
         clients: M, the number of partitions; all must be connected before round 1.
         min_clients: the smallest number of usable replies in a round; 0 for all clients.
         round_seconds: how long the server waits for the replies to one exchange.
+        upload_seconds: how long one reply may take from its announcement until it is complete.
         wait_seconds: how long it waits for nodes before round 1, and if fewer than min_clients are connected.
         samples: the number of samples of each partition, by its number; a client that reports another is refused.
         max_samples: the largest number of samples that a client may report.
@@ -78,6 +79,7 @@ class Settings(StrictTable):
     engine: StrictStr = "serial"
     eval_every: StrictInt = 1
     round_seconds: Number = 600.0
+    upload_seconds: Number = 300.0
     wait_seconds: Number = 300.0
     poll_seconds: Number = 0.5
     attempts: StrictInt = 3
@@ -121,7 +123,7 @@ class Settings(StrictTable):
             raise InputError("min_clients", self.min_clients, f"at most clients = {self.clients}")
         non_negative("weight_decay", self.weight_decay)
         one_of("engine", self.engine, ENGINES)
-        for field in ("round_seconds", "wait_seconds", "poll_seconds"):
+        for field in ("round_seconds", "upload_seconds", "wait_seconds", "poll_seconds"):
             positive(field, getattr(self, field))
         if self.sampling == "cyclic":
             accepted = '"replacement" or "shuffle": clients keep nothing, so none knows where its last round ended'
@@ -202,8 +204,8 @@ class Settings(StrictTable):
     def identity(self) -> dict[str, Any]:
         """Return the settings that must stay the same when a run resumes."""
         changeable = {
-            "rounds", "round_seconds", "wait_seconds", "poll_seconds", "attempts", "out", "name", "eval_every",
-            "min_clients", "stop", "app", "samples", "max_samples",
+            "rounds", "round_seconds", "upload_seconds", "wait_seconds", "poll_seconds", "attempts", "out", "name",
+            "eval_every", "min_clients", "stop", "app", "samples", "max_samples",
         }  # fmt: skip
         settings = self.model_dump(mode="json", exclude_none=True)
         return {key: value for key, value in settings.items() if key not in changeable}

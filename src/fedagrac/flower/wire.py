@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,24 @@ if TYPE_CHECKING:
 
     from fedagrac.models.vector import VectorModel
 
-__all__ = ["PROTOCOL", "BadReplyError", "Parcel", "fingerprint", "pack", "unpack"]
+__all__ = ["PROTOCOL", "BadReplyError", "Expected", "Parcel", "fingerprint", "pack", "unpack"]
 
 PROTOCOL = 1
 """The version of the messages, which must be the same on the server and on all clients."""
 
 FACTS, VECTORS = "facts", "vectors"
+
+MOST_FACTS = 16
+"""The largest number of facts in a reply."""
+
+SMALLEST_CHUNK = 2**18
+"""Flower sends a vector in chunks of 5 MiB. A reply may not have more chunks than with this many bytes."""
+
+HEAD = 1024
+"""The bytes that a vector may have besides its numbers. The header of a .npy file has 128."""
+
+STRUCTURE = 2**16
+"""The bytes that a reply may have besides its vectors: facts, names and what Flower adds."""
 
 
 class BadReplyError(FedagracError):
@@ -90,6 +102,72 @@ class Parcel:
         return float(value)
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a reply may hold. It is known before anything is received.
+
+    Attributes:
+        vectors: the bytes of the numbers of each vector that was asked for, by name.
+        text: the longest text among the facts, in characters.
+
+    Examples:
+        >>> Expected({"model": 4_000_000}).check_names(["model", "total"], "vectors")
+        Traceback (most recent call last):
+        ...
+        fedagrac.flower.wire.BadReplyError: 'total' among its vectors was not asked for
+    """
+
+    vectors: Mapping[str, int]
+    text: int = 256
+
+    @property
+    def most_objects(self) -> int:
+        """The largest number of Flower's objects in the reply."""
+        # the message, its records, facts and vectors; each vector with its chunks
+        return 4 + sum(3 + nbytes // SMALLEST_CHUNK for nbytes in self.vectors.values())
+
+    @property
+    def most_structure(self) -> int:
+        """The largest number of bytes in an object that does not hold numbers."""
+        return STRUCTURE + 4 * self.text + 128 * self.most_objects
+
+    @property
+    def most_bytes(self) -> int:
+        """The largest number of bytes in the reply."""
+        return sum(self.most_in(name) for name in self.vectors) + 2 * self.most_structure
+
+    def most_in(self, name: str) -> int:
+        """Return the largest number of bytes in a vector."""
+        return HEAD + self.vectors[name]
+
+    def check_names(self, names: Iterable[str], where: str) -> None:
+        """Raise BadReplyError for a name that was not asked for: a record, or one of the vectors."""
+        known = self.vectors if where == VECTORS else (FACTS, VECTORS)
+        for name in names:
+            if name not in known:
+                raise BadReplyError(f"{shown(name)} among its {where} was not asked for")
+
+    def check(self, content: RecordDict) -> None:
+        """Raise BadReplyError if records hold more than was asked for."""
+        self.check_names(content, "records")
+        facts = content.config_records[FACTS]
+        if len(facts) > MOST_FACTS:
+            raise BadReplyError(f"it has {len(facts)} facts, expected at most {MOST_FACTS}")
+        for name, value in facts.items():
+            if not isinstance(value, bool | int | float | str):
+                raise BadReplyError(
+                    f"the fact {shown(name)} is a {type(value).__name__}, expected a number or text"
+                )
+            if max(len(name), len(value) if isinstance(value, str) else 0) > self.text:
+                raise BadReplyError(f"the fact {shown(name)} is longer than {self.text} characters")
+        arrays = content.array_records[VECTORS]
+        self.check_names(arrays, VECTORS)
+        for name, array in arrays.items():
+            if len(array.data) > self.most_in(name):
+                given, most = len(array.data), self.most_in(name)
+                raise BadReplyError(f"{name} has {given} bytes, expected at most {most}")
+
+
 def fingerprint(model: VectorModel) -> str:
     """Return a hash of the names, the shapes and the type of the parameters.
 
@@ -112,11 +190,18 @@ def pack(parcel: Parcel) -> RecordDict:
     return RecordDict({FACTS: ConfigRecord(dict(parcel.facts)), VECTORS: ArrayRecord(arrays)})
 
 
-def unpack(content: RecordDict) -> Parcel:
-    """Return Flower's records as a parcel; raise BadReplyError if they cannot be read."""
+def unpack(content: RecordDict, expected: Expected | None = None) -> Parcel:
+    """Return Flower's records as a parcel; raise BadReplyError if they cannot be read.
+
+    If it is given what to expect, more than that is an error, too.
+    """
     try:
+        if expected is not None:
+            expected.check(content)
         facts = dict(content.config_records[FACTS])
         vectors = {name: _vector(array.data) for name, array in content.array_records[VECTORS].items()}
+    except BadReplyError:
+        raise
     except Exception as error:  # the content is untrusted, so any error is possible
         reason = shown(str(error))
         raise BadReplyError(f"its content cannot be read ({type(error).__name__}: {reason})") from error

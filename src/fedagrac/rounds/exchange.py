@@ -7,11 +7,13 @@ than were planned. The fleet and the guard decide which replies count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from fedagrac.core.local import mean_gradient
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,7 +23,13 @@ if TYPE_CHECKING:
     from fedagrac.core.cohort import Cohort
     from fedagrac.core.local import Plan, Result
 
-__all__ = ["ClientReply", "Order", "Replies", "Spent", "step_lengths"]
+__all__ = ["ClientReply", "Lengths", "Order", "Replies", "Spent", "step_lengths"]
+
+NOT_SENT = -1.0
+"""The length of a vector that a client did not send."""
+
+STILL = 1e-9
+"""Buffers that move less than this in a step count as moving this far."""
 
 
 @dataclass(frozen=True)
@@ -145,3 +153,58 @@ def step_lengths(plan: Plan, x: Tensor, result: Result) -> npt.NDArray[np.float6
     norms = np.array([float((row.double() - start).norm()) for row in result.models], np.float64)
     with np.errstate(over="ignore"):
         return np.where(result.finite(), norms / (plan.lr * plan.steps), np.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """How long the vectors of each reply are, [m] each; NOT_SENT where there is none.
+
+    Attributes:
+        update: |x_i - x~| / (eta_i K_i), NaN if any vector of the reply is not finite.
+        first: the norm of the first gradient.
+        mean: the norm of the mean gradient, which was sent as a sum or is reconstructed from the model.
+        total: the norm of the mean gradient if sums were sent.
+        buffers: the norm of the moving buffers, at least 1 and at least what it was before the round.
+        moved: how far the moving buffers went in each step, at least STILL.
+
+    Examples:
+        >>> import torch
+        >>> from fedagrac.core.local import Plan, Result
+        >>> plan = Plan.of(steps=[1, 4], lr=0.5, first_steps=[0, 1], mean=True)
+        >>> models, first = torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([[0.0, 0.0], [6.0, 8.0]])
+        >>> lengths = Lengths.of(plan, torch.zeros(2), Result(models, torch.zeros(2), first))
+        >>> lengths.update, lengths.first, lengths.total
+        (array([10. ,  2.5]), array([-1., 10.]), array([-1., -1.]))
+    """
+
+    update: npt.NDArray[np.float64]
+    first: npt.NDArray[np.float64]
+    mean: npt.NDArray[np.float64]
+    total: npt.NDArray[np.float64]
+    buffers: npt.NDArray[np.float64]
+    moved: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, plan: Plan, x: Tensor, result: Result) -> Lengths:
+        """Return the lengths of the replies to a plan."""
+        none = np.full(len(plan), NOT_SENT)
+        first, mean, total, buffers, moved = none, none, none, none, none
+        if result.first is not None:
+            first = np.where(plan.first_steps > 0, _norms(result.first), NOT_SENT)
+        if len(plan) and (plan.mean or result.total is not None):
+            mean = _norms(mean_gradient(plan, x, result))
+        if result.total is not None:
+            total = mean
+        if result.buffers is not None and plan.buffers is not None:
+            buffers = np.maximum(1.0, np.maximum(_norms(result.buffers), _norms(plan.buffers)))
+            moved = np.maximum(STILL, _norms(result.buffers - plan.buffers) / plan.steps)
+        return cls(step_lengths(plan, x, result), first, mean, total, buffers, moved)
+
+    def rows(self) -> npt.NDArray[np.float64]:
+        """Return all lengths as one matrix, one row for each attribute."""
+        return np.stack(astuple(self))
+
+
+def _norms(rows: Tensor) -> npt.NDArray[np.float64]:
+    """Return the norm of each row, computed in float64, [m]."""
+    return np.array([float(row.double().norm()) for row in rows], np.float64)

@@ -1,7 +1,7 @@
 """The server's guard, which drops updates that would damage the model.
 
-It catches broken clients: data in other units, a step size that is too large for them, faulty memory. It is no
-defence against malicious clients that know of it.
+It looks at every vector that clients send after their steps. It catches broken clients: data in other units, a
+step size that is too large for them, faulty memory. It is no defence against malicious clients that know of it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedagrac.errors import positive
+from fedagrac.rounds.exchange import NOT_SENT
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from fedagrac.rounds.exchange import Lengths
 
 __all__ = ["Guard"]
 
@@ -25,8 +28,15 @@ class Guard:
 
     The length of an update is |x_i - x~| / (eta_i K_i), the client's mean step per unit of step size. Fast clients
     and clients with a larger eta_i may therefore move further. With equal K_i and eta_i the rule compares the
-    norms |x_i - x~|. A dropped client counts as one that did not reply: weights are normalised over the others,
-    and the rows that the server keeps for it stay the same.
+    norms |x_i - x~|. The other vectors of a reply must be finite and not too long, either:
+
+    - A first gradient is compared with what the cohort transmits: the first gradients of some, the mean gradients
+      of the others. A sum of gradients is divided by K_i.
+    - Moving buffers are too long if their norm is, and if they also moved too far in each step. Norms below 1, and
+      below that at the start of the round, count as such.
+
+    A dropped client counts as one that did not reply: weights are normalised over the others, and the rows that
+    the server keeps for it stay the same.
 
     Attributes:
         factor: the largest accepted length, in multiples of the median over the cohort's finite updates; above 1.
@@ -42,6 +52,25 @@ class Guard:
 
     def __post_init__(self) -> None:
         positive("guard.factor", self.factor, above=1)
+
+    def faults(self, lengths: Lengths) -> dict[int, str]:
+        """Return the rows of the dropped replies, each with which of its vectors is wrong, and how."""
+        sent_first = lengths.first != NOT_SENT
+        transmitted = np.where(sent_first, lengths.first, lengths.mean)
+        too_fast = self._sent(lengths.moved)
+        checks = (
+            ("the norm of its buffers", {r: f for r, f in self._sent(lengths.buffers).items() if r in too_fast}),
+            ("its gradient sum", self._sent(lengths.total)),
+            ("its first gradient", {r: f for r, f in self._sent(transmitted).items() if sent_first[r]}),
+            ("its update", self.dropped(lengths.update)),
+        )
+        found = {row: f"{name} is {fault}" for name, faults in checks for row, fault in faults.items()}
+        return dict(sorted(found.items()))
+
+    def _sent(self, lengths: npt.NDArray[np.float64]) -> dict[int, str]:
+        """Return what `dropped` returns, without the rows of clients that did not send the vector."""
+        rows = np.flatnonzero(lengths != NOT_SENT)
+        return {int(rows[row]): fault for row, fault in self.dropped(lengths[rows]).items()}
 
     def dropped(self, lengths: npt.NDArray[np.float64]) -> dict[int, str]:
         """Return the rows of the dropped updates, each with what is wrong with the update.

@@ -16,7 +16,7 @@ import torch
 from fedagrac.errors import InputError
 from fedagrac.rounds.callback import Callback
 from fedagrac.rounds.evaluation import Measures, has_client_tests, measured_names
-from fedagrac.rounds.exchange import Replies, Spent, step_lengths
+from fedagrac.rounds.exchange import Lengths, Replies, Spent
 from fedagrac.rounds.interrupts import INTERRUPTIONS, Held
 from fedagrac.rounds.record import NO_METRICS, History, RoundRecord, SimulationResult, Status
 from fedagrac.rounds.stop import Stop
@@ -184,17 +184,15 @@ class Run:
         guard, order = self.setup.guard, replies.order
         if guard is None:
             return replies
-        lengths = torch.zeros(len(order.whole), dtype=torch.float64)
-        local_lengths = step_lengths(order.plan, order.x, replies.result)
-        lengths[torch.from_numpy(order.local)] = torch.from_numpy(local_lengths)
-        dropped = {
-            int(order.whole.clients[row]): fault
-            for row, fault in guard.dropped(self.ranks.total(lengths).numpy()).items()
-        }
+        local = Lengths.of(order.plan, order.x, replies.result).rows()
+        rows = torch.zeros((len(local), len(order.whole)), dtype=torch.float64)
+        rows[:, torch.from_numpy(order.local)] = torch.from_numpy(local)
+        lengths = Lengths(*self.ranks.total(rows).numpy())
+        dropped = {int(order.whole.clients[row]): fault for row, fault in guard.faults(lengths).items()}
         for client, fault in dropped.items():
             known = self.federation is not None and self.federation.has_names
             name = f" ({self.federation.name_of(client)})" if known and self.federation is not None else ""
-            self.fleet.note(order.whole.round + 1, f"client {client}{name}: dropped, its update is {fault}")
+            self.fleet.note(order.whole.round + 1, f"client {client}{name}: dropped, {fault}")
         return replies.without(dropped)
 
     def _evaluate(self) -> Measures:

@@ -39,6 +39,9 @@ LARGEST = {
 LONGEST_LINE = 2**24
 """The longest line of a history.jsonl that is read, in bytes."""
 
+LINE_PIECE = 2**16
+"""Memory is set aside for a line of so many bytes at first."""
+
 OUTPUT_NAMES = frozenset(
     [
         *LARGEST,
@@ -186,7 +189,9 @@ def read_history(path: Path, rounds: int) -> list[dict[str, Any]]:
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a file with their ends; a line that is too long raises ParseError."""
-    while line := file.readline(LONGEST_LINE + 1):
+    while line := file.readline(LINE_PIECE):
+        if len(line) == LINE_PIECE and not line.endswith(b"\n"):
+            line += file.readline(LONGEST_LINE)
         if len(line) > LONGEST_LINE:
             raise ParseError(f"it has a line of more than {LONGEST_LINE:,} bytes")
         yield line

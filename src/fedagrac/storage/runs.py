@@ -1,7 +1,8 @@
 """Reading of run folders.
 
-A run folder may come from anyone, so every file is checked before its values are used. This module needs pydantic
-and is imported only where runs are read.
+A run folder may come from anyone, so every file is checked before its values are used, none is read beyond a size,
+and control characters in names and reasons become escapes. This module needs pydantic and is imported only where
+runs are read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, Val
 from fedagrac.data.describe import Description
 from fedagrac.errors import InputError
 from fedagrac.files import read_bounded
-from fedagrac.parsing import parse_json, parse_toml
+from fedagrac.parsing import parse_json, parse_toml, printable
 from fedagrac.storage.rounds import StoredRounds
 from fedagrac.storage.run_folder import LARGEST
 
@@ -113,7 +114,7 @@ class StoredRun:
     @property
     def name(self) -> str:
         """The name of the experiment."""
-        return str(self.experiment["name"])
+        return printable(self.experiment["name"])
 
     @property
     def algorithm_settings(self) -> dict[str, Any]:
@@ -124,12 +125,12 @@ class StoredRun:
     @property
     def algorithm(self) -> str:
         """The registered name of the algorithm."""
-        return str(self.algorithm_settings["name"])
+        return printable(self.algorithm_settings["name"])
 
     @property
     def label(self) -> str:
         """The name of the run within its experiment."""
-        return str(self.algorithm_settings.get("label", self.algorithm))
+        return printable(self.algorithm_settings.get("label", self.algorithm))
 
     @property
     def seed(self) -> int | None:
@@ -159,12 +160,13 @@ def read_run(folder: str | Path) -> StoredRun:
     per_client = None
     if (folder / "per_client.json").exists():
         per_client = _read(folder / "per_client.json", parse_json, _PerClient)
+        per_client["name"] = [printable(name) for name in per_client["name"]]
     return StoredRun(
         folder=folder,
         experiment=experiment,
         history=_read_rounds(folder / "history.jsonl", finished),
-        status=status["status"],
-        reason=status["reason"],
+        status=printable(status["status"]),
+        reason=printable(status["reason"]),
         environment=environment,
         federation=_read_federation(folder),
         per_client=per_client,
@@ -175,7 +177,10 @@ def _read_federation(folder: Path) -> Description | None:
     """Read federation.json in a run folder or in its parent, or return None if both lack it."""
     for path in (folder / "federation.json", folder.parent / "federation.json"):
         if path.exists():
-            return Description(**_read(path, parse_json, Description))
+            values = _read(path, parse_json, Description)
+            names = values.get("names")
+            shown = {"name": printable(values["name"]), "names": names and [printable(name) for name in names]}
+            return Description(**{**values, **shown})
     return None
 
 
@@ -242,4 +247,4 @@ def _labels_in(folder: Path) -> list[str]:
     if not (folder / "experiment.toml").exists():
         return []
     experiment = _read(folder / "experiment.toml", parse_toml, _Experiment)
-    return [str(entry.get("label", entry["name"])) for entry in experiment["algorithm"]]
+    return [printable(entry.get("label", entry["name"])) for entry in experiment["algorithm"]]
