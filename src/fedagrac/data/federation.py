@@ -168,6 +168,10 @@ class Federation:
         known = self._known_names
         return str(client if known is None else known[client])
 
+    def known_name(self, client: int) -> str | None:
+        """Return the client's own name, or None if clients have only numbers."""
+        return self.name_of(client) if self.has_names else None
+
     @property
     def _known_names(self) -> Sequence[object] | npt.NDArray[Any] | None:
         if self._names is None and isinstance(self.shares, StoredShares):

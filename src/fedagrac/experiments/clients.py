@@ -82,9 +82,7 @@ class _StoreTuned(Callback):
     def on_end(self, run: Run, result: SimulationResult) -> None:
         """Write the columns."""
         if self.tuning.columns is not None:
-            columns = self.folder.read_per_client()
-            tuned = {f"tuned_{name}": self.tuning.columns[name] for name in ("accuracy", "loss")}
-            self.folder.write_per_client({**columns, **tuned})
+            self.folder.add_tuned(self.tuning.columns)
 
 
 def train_alone(prepared: Prepared, out: Path) -> None:

@@ -121,7 +121,7 @@ def diagnose(
     known = lost[steps[lost] > 0]
     if not len(known) or (steps == CUT_OFF).any():
         client = int(cohort.clients[lost[0]])
-        name = federation.name_of(client) if federation.has_names else None
+        name = federation.known_name(client)
         return Divergence(number, algorithm.lr, client, clients=len(lost), stable_lr=stable, name=name)
     first = known[np.argmin(steps[known])]
     client = int(cohort.clients[first])
@@ -133,7 +133,7 @@ def diagnose(
         steps=int(cohort.steps[first]),
         clients=len(lost),
         stable_lr=stable,
-        name=federation.name_of(client) if federation.has_names else None,
+        name=federation.known_name(client),
     )
 
 

@@ -190,9 +190,9 @@ class Run:
         lengths = Lengths(*self.ranks.total(rows).numpy())
         dropped = {int(order.whole.clients[row]): fault for row, fault in guard.faults(lengths).items()}
         for client, fault in dropped.items():
-            known = self.federation is not None and self.federation.has_names
-            name = f" ({self.federation.name_of(client)})" if known and self.federation is not None else ""
-            self.fleet.note(order.whole.round + 1, f"client {client}{name}: dropped, {fault}")
+            name = None if self.federation is None else self.federation.known_name(client)
+            known = "" if name is None else f" ({name})"
+            self.fleet.note(order.whole.round + 1, f"client {client}{known}: dropped, {fault}")
         return replies.without(dropped)
 
     def _evaluate(self) -> Measures:

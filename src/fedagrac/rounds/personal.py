@@ -68,14 +68,14 @@ def fine_tune(
         raise InputError("result", "a run on other machines", "a simulation, whose clients are on this one")
     schedule = Constant(count("steps", steps)) if not isinstance(steps, StepSchedule) else steps
     setup = Setup.of(rounds=1, steps=schedule, **options)
-    before = None if folder is None else RunFolder(Path(folder)).read_per_client()
+    stored = None if folder is None else RunFolder(Path(folder))
+    if stored is not None:
+        stored.read_per_client()  # refuses another folder before any work starts
     fleet = Simulated.of(result.model(), result.federation, setup)
     steps_before = None if result.per_client is None else result.per_client.steps
     table = _trained_alone(fleet, positive("lr", lr), len(result.history), steps_before)
-    if folder is not None and before is not None and fleet.ranks.rank == 0:
-        after = table.columns()
-        tuned = {f"tuned_{name}": after[name] for name in ("accuracy", "loss")}
-        RunFolder(Path(folder)).write_per_client({**before, **tuned})
+    if stored is not None and fleet.ranks.rank == 0:
+        stored.add_tuned(table.columns())
     return table
 
 

@@ -160,6 +160,11 @@ class RunFolder:
             self.path / "per_client.json", json.dumps(dict(columns), allow_nan=False).encode() + b"\n"
         )
 
+    def add_tuned(self, columns: Mapping[str, Any]) -> None:
+        """Add the results of each client after fine-tuning to per_client.json."""
+        tuned = {f"tuned_{name}": columns[name] for name in ("accuracy", "loss")}
+        self.write_per_client({**self.read_per_client(), **tuned})
+
     def read_per_client(self) -> dict[str, Any]:
         """Read per_client.json; raise InputError if the folder has none."""
         try:
