@@ -189,8 +189,9 @@ class LocalClient:
             "model": fingerprint(model),
             "parameters": model.size,
             "dtype": str(model.dtype),
-            "buffers": "\n".join(model.buffers.names),
         }
+        if model.buffers.names:  # message_size_mod of Flower fails on empty text
+            facts["buffers"] = "\n".join(model.buffers.names)
         facts |= self._proof(ask)
         if "x" not in ask.vectors or ask.facts.get("model") != facts["model"]:
             return Parcel(facts)
