@@ -224,7 +224,7 @@ class Loopback:
         trust = ssl.create_default_context(cafile=self.keys / "ca.crt")
         connection = http.client.HTTPSConnection("127.0.0.1", self.gate, timeout=60, context=trust)
         with contextlib.closing(connection), contextlib.suppress(OSError):
-            connection.request("POST", path, b"", {"content-type": "application/x-protobuf"})
+            connection.request("POST", path, b"", {"content-type": "application/protobuf"})
             return connection.getresponse().status
 
     def start_node(self, i, config="", key=None, partition=None):
