@@ -125,8 +125,8 @@ class Loopback:
     Attributes:
         folder: the folder that holds the apps, the log of every process and the results of every run.
         nodes: the number of SuperNodes.
-        keys: the folder with keys and certificates, or None for connections without TLS. With keys, nodes reach the
-            SuperLink through the gate.
+        keys: the folder with keys and certificates, or None for connections without TLS. With keys, nodes reach
+            the SuperLink through the gate.
         processes: the running processes by name, each the leader of its own process group.
     """
 
@@ -220,7 +220,7 @@ class Loopback:
         self.wait_for(lambda: self.knock("/v1/fleet/pull-messages") == 401)
 
     def knock(self, path):
-        """Send an empty request to the gate, as anybody can who has ca.crt. Return the status; None without one."""
+        """Send an empty request to the gate, as anybody can who has ca.crt. Return the status or None."""
         trust = ssl.create_default_context(cafile=self.keys / "ca.crt")
         connection = http.client.HTTPSConnection("127.0.0.1", self.gate, timeout=60, context=trust)
         with contextlib.closing(connection), contextlib.suppress(OSError):

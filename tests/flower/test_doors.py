@@ -1,4 +1,4 @@
-"""Nobody gets in who does not belong: real processes, and a stranger who has ca.crt and the address of the server."""
+"""Nobody gets in who does not belong: real processes, and a stranger with ca.crt and the address of the server."""
 
 import json
 import tomllib
