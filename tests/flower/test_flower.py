@@ -964,7 +964,7 @@ def test_the_commands_write_an_app_and_keys(tmp_path, capsys):
     main_quietly(["flower", "new", str(tmp_path / "app")])
     main_quietly(["flower", "keys", str(tmp_path / "keys"), "--nodes", "1", "--host", "10.0.0.5"])
     made = {path.name for path in (tmp_path / "keys").iterdir()}
-    assert made == {"ca.crt", "ca.key", "server.crt", "server.key", "node-0", "node-0.pub"}
+    assert made == {"ca.crt", "ca.key", "server.crt", "server.key", "node-0", "node-0.pub", "keys.toml"}
     assert (tmp_path / "keys" / "node-0").stat().st_mode & 0o077 == 0
     for command in (
         ["new", str(tmp_path / "app")],
@@ -1089,29 +1089,3 @@ def test_a_process_that_is_killed_in_a_round_and_returns_takes_part_again(loopba
     assert any("client 1: moved to another node" in event for event in second["events"])
     assert set(third["steps"]) == {"0", "1", "2"}
     assert third["events"] == []
-
-
-def test_tls_admits_registered_keys_only(tmp_path):
-    from fedagrac.flower.keys import write_keys
-
-    keys = write_keys(tmp_path / "keys", nodes=3)
-    with Loopback(tmp_path / "secure", nodes=3, keys=keys) as loopback:
-        store_data(loopback.folder)
-        loopback.start_link()
-        for i in (0, 1):
-            output = loopback.flwr("supernode", "register", keys / f"node-{i}.pub", "loopback")
-            assert "registered successfully" in output, output + loopback.logs()
-            loopback.start_node(i, key=keys / f"node-{i}")
-        loopback.start_node(2, key=keys / "node-2")  # a valid key that is not registered
-        algorithm = {"name": "fedavg", "lr": 0.1}
-        steps = {"kind": "constant", "steps": 3}
-        loopback.run("run", clients=2, rounds=1, algorithm=algorithm, steps=steps)
-        loopback.wait("run")
-        assert [record["clients"] for record in loopback.history("run")] == [2]
-        loopback.wait_for(lambda: loopback.processes["node2"].poll() is not None)
-        assert loopback.processes["node2"].returncode != 0
-        refused = (loopback.folder / "node2.log").read_text()
-        assert "Failed to activate SuperNode" in refused
-        assert "SuperNode ID" not in refused
-        nodes = json.loads(loopback.flwr("supernode", "list", "loopback", "--format", "json"))["nodes"]
-        assert len(nodes) == 2

@@ -1,4 +1,4 @@
-"""The commands `fedagrac flower new` and `fedagrac flower keys`."""
+"""The commands `fedagrac flower new`, `fedagrac flower keys` and `fedagrac flower gate`."""
 
 from __future__ import annotations
 
@@ -44,10 +44,12 @@ def keys(
     nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="The number of nodes.")] = 3,
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="NAME", help="A name or address of the SuperLink; may be repeated."),
+        typer.Option("--host", metavar="NAME", help="A name or address of the server; may be repeated."),
     ] = None,
 ) -> None:
-    """Make a test certificate authority, a certificate for the SuperLink and a key pair for each node.
+    """Make a test certificate authority, a certificate for the server and a key pair for each node.
+
+    keys.toml holds the setting that binds each partition to the key of its node.
 
     These are for trials and private networks: anyone who has the folder can sign
     certificates.
@@ -61,3 +63,29 @@ def keys(
         made = write_keys(folder, nodes, hosts or ("127.0.0.1", "localhost"))
     for path in sorted(made.iterdir()):
         Terminal().print(one_line(str(path)), highlight=False, soft_wrap=True)
+
+
+@flower_app.command()
+def gate(
+    keys: Annotated[
+        Path,
+        typer.Argument(metavar="KEYS", help="The folder with ca.crt, server.crt, server.key.", show_default=False),
+    ],
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option("--port", metavar="PORT", help="The port to listen on.")] = 8443,
+    superlink: Annotated[
+        str, typer.Option("--superlink", metavar="ADDRESS:PORT", help="The SuperLink, on this machine.")
+    ] = "127.0.0.1:8000",
+) -> None:
+    """Let nodes, and nobody else, through to a SuperLink that listens on the loopback interface.
+
+    Requests of SuperNodes are passed on to the SuperLink, which checks their keys.
+    Requests that start or stop runs, register keys or fetch tasks get the status 403.
+
+    [bold]Example[/]
+      fedagrac flower gate keys --port 8443
+    """
+    from fedagrac.flower.gate import run_gate
+
+    with naming_options(keys="KEYS", host="--host", port="--port", superlink="--superlink"):
+        run_gate(host, port, superlink, keys)

@@ -7,6 +7,7 @@ two exchanges of a round, the first gradient is kept in Flower's `Context.state`
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from fedagrac.data.federation import Federation
 from fedagrac.engines import LanesEngine, Loss, SerialEngine, Workload
 from fedagrac.errors import FedagracError, InputError, count, positive
 from fedagrac.flower.extra import require_flower
+from fedagrac.flower.identity import Greeting, sign
 from fedagrac.flower.wire import PROTOCOL, Parcel, fingerprint, pack, unpack
 from fedagrac.models.vector import VectorModel
 
@@ -35,6 +37,9 @@ __all__ = ["LocalClient", "client_app", "node_partition"]
 
 SELF = np.zeros(1, np.int64)
 """The number of the only client in the federation of this node."""
+
+LOOKING_MODS = ("arrays_size_mod", "message_size_mod")
+"""Flower's modifiers that log sizes and change nothing."""
 
 WAITING = "fedagrac-first"
 """The key in `Context.state` of the first gradient that waits for the second exchange."""
@@ -52,7 +57,8 @@ def client_app(
         model: returns the module. Only the shapes of its weights matter, because the server sends the weights.
         data: returns (inputs, targets) of this node, or a `Federation` of one client.
         loss: (output, target) -> scalar mean over the batch; None for cross-entropy.
-        mods: Flower's modifiers, which wrap every exchange.
+        mods: Flower's modifiers, which wrap every exchange: functions of yours, and those of Flower that only look
+            at messages. Other modifiers of Flower are refused by name when the server greets the node.
 
     Both functions receive Flower's Context; `context.node_config["partition-id"]` is the number of the client.
     """
@@ -61,7 +67,15 @@ def client_app(
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
-    mod_list = list(mods)
+    mod_list, fault = list(mods), refused_mod(mods)
+
+    def refuse(message: Message, context: Context) -> Message:
+        assert fault is not None
+        raise fault
+
+    if fault is not None:  # raised in the first exchange, because the server sees no error in loading an app
+        app.query("hello")(refuse)
+        return app
 
     def answer(act: Callable[[LocalClient, Parcel], Parcel], needs_data: bool = True) -> Any:
         def handle(message: Message, context: Context) -> Message:
@@ -75,6 +89,25 @@ def client_app(
     app.train("steps", mods=mod_list)(answer(LocalClient.train))
     app.train("first", mods=mod_list)(answer(LocalClient.first, needs_data=False))
     return app
+
+
+def refused_mod(mods: Sequence[Any]) -> InputError | None:
+    """Return the error for the first modifier of Flower that would not do what it says; None if there is none.
+
+    Flower's modifiers for secure aggregation and differential privacy work on messages of its own strategies. They
+    pass these messages on unchanged, or answer with an error.
+
+    Examples:
+        >>> refused_mod([print])
+    """
+    for mod in mods:
+        function = mod.func if isinstance(mod, functools.partial) else mod
+        kind = function if isinstance(function, type) or hasattr(function, "__name__") else type(function)
+        if str(kind.__module__).split(".")[0] == "flwr" and kind.__name__ not in LOOKING_MODS:
+            accepted = f"functions of yours, {' or '.join(LOOKING_MODS)}: {kind.__name__} does nothing or fails "
+            accepted += "on these messages; there is no secure aggregation and no differential privacy here yet"
+            return InputError("mods", kind.__name__, accepted)
+    return None
 
 
 def node_partition(context: Context) -> tuple[int, int]:
@@ -156,11 +189,21 @@ class LocalClient:
             "model": fingerprint(model),
             "parameters": model.size,
             "dtype": str(model.dtype),
-            "buffers": "\n".join(model.buffers.names),
         }
+        if model.buffers.names:  # message_size_mod of Flower fails on empty text
+            facts["buffers"] = "\n".join(model.buffers.names)
+        facts |= self._proof(ask)
         if "x" not in ask.vectors or ask.facts.get("model") != facts["model"]:
             return Parcel(facts)
         return Parcel(facts, self.gradient(ask).vectors)
+
+    def _proof(self, ask: Parcel) -> dict[str, str]:
+        """Return this node's public key and its signature of a greeting, if the settings name keys."""
+        if self.settings.keys is None:
+            return {}
+        nonce, context = str(ask.facts.get("nonce")), self.context
+        greeting = Greeting(context.run_id, context.node_id, self.number, nonce)
+        return sign(context.node_config.get("key"), greeting)
 
     def gradient(self, ask: Parcel) -> Parcel:
         """Return the local gradient at x, over all data or over the first batch of the round."""

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fedagrac.errors import FedagracError, InputError, shown
+from fedagrac.flower.identity import KeyHolders
 from fedagrac.flower.mailbox import Mailbox, mailbox_of
 from fedagrac.flower.wire import PROTOCOL, BadReplyError, Expected, Parcel, fingerprint, pack, unpack
 
@@ -95,6 +96,9 @@ class Link:
         self._mailbox: Mailbox | None = None
         self._greetings: dict[int, int] = {}
         self._sent: dict[str, _Sent] = {}
+        self._key_holders: KeyHolders | None = None
+        if settings.keys is not None:
+            self._key_holders = KeyHolders(settings.keys, grid.run.run_id)
 
     def note(self, event: str) -> None:
         """Log an event, and keep it for the history."""
@@ -224,7 +228,8 @@ class Link:
             if self._greetings.get(node, 0) < self.settings.attempts:
                 self._greetings[node] = self._greetings.get(node, 0) + 1
                 x1 = None if self.started else self.x1
-                ask = Parcel(facts, {} if x1 is None else {"x": x1})
+                challenge = {} if self._key_holders is None else self._key_holders.challenge(node)
+                ask = Parcel({**facts, **challenge}, {} if x1 is None else {"x": x1})
                 expected = self.expected({} if x1 is None else {"gradient": len(x1)})
                 names = "\n".join(name for name, _ in self.model.module.named_buffers())
                 expected = dataclasses.replace(expected, text=max(expected.text, len(names)))
@@ -235,6 +240,8 @@ class Link:
         client = reply.integer("client", 0, self.settings.clients - 1)
         samples = reply.integer("samples", 1, self.settings.max_samples)
         self._greetings[node] = self.settings.attempts
+        if self._key_holders is not None:
+            self._key_holders.check(node, client, reply)
         other_node, samples_before = self.nodes.get(client), self.sizes.get(client, samples)
         fixed = (self.settings.samples or {}).get(str(client), samples)
         fault = None

@@ -16,6 +16,7 @@ from fedagrac.engines import ENGINES
 from fedagrac.errors import MOST_CLIENTS, InputError, count, non_negative, one_of, positive, unknown
 from fedagrac.experiments.build import STEPS, build_guard, build_kind, build_stop, section
 from fedagrac.experiments.schema import AlgorithmSettings, StrictTable
+from fedagrac.flower.identity import FINGERPRINT
 from fedagrac.heterogeneity import StepSchedule
 from fedagrac.parsing import parse_json
 from fedagrac.rounds.setup import Setup
@@ -57,6 +58,8 @@ class Settings(StrictTable):
         wait_seconds: how long it waits for nodes before round 1, and if fewer than min_clients are connected.
         samples: the number of samples of each partition, by its number; a client that reports another is refused.
         max_samples: the largest number of samples that a client may report.
+        keys: the fingerprint of the public key of each partition's node, by its number; a node that cannot sign
+            with it does not get the partition. None accepts any node.
         poll_seconds: how often it looks for replies.
         attempts: how often it asks in one round, and how often it greets a node.
         out: the run folder on the server.
@@ -85,6 +88,7 @@ class Settings(StrictTable):
     attempts: StrictInt = 3
     samples: dict[str, StrictInt] | None = None
     max_samples: StrictInt = 1_000_000_000
+    keys: dict[str, StrictStr] | None = None
     name: StrictStr = "flower"
     out: StrictStr = "runs/flower"
     algorithm: AlgorithmSettings
@@ -129,6 +133,7 @@ class Settings(StrictTable):
             accepted = '"replacement" or "shuffle": clients keep nothing, so none knows where its last round ended'
             raise InputError("sampling", self.sampling, accepted)
         self.check_samples()
+        self.check_keys()
         self.build_algorithm()
         build_guard(self.guard)
         build_stop(self.stop)
@@ -151,6 +156,19 @@ class Settings(StrictTable):
             raise InputError("samples", self.samples, f"one number for each partition, 0 to {self.clients - 1}")
         for partition, number in self.samples.items():
             count(f"samples.{partition}", number, most=self.max_samples)
+
+    def check_keys(self) -> None:
+        """Check that every partition has a key of its own."""
+        if self.keys is None:
+            return
+        if set(self.keys) != {str(i) for i in range(self.clients)}:
+            raise InputError("keys", self.keys, f"one fingerprint for each partition, 0 to {self.clients - 1}")
+        for partition, fingerprint in self.keys.items():
+            if not FINGERPRINT.fullmatch(fingerprint):
+                accepted = "SHA256: and 43 characters, as ssh-keygen -lf NODE.pub prints it"
+                raise InputError(f"keys.{partition}", fingerprint, accepted)
+            if list(self.keys.values()).count(fingerprint) > 1:
+                raise InputError(f"keys.{partition}", fingerprint, "a key that no other partition has")
 
     def build_algorithm(self) -> Algorithm:
         """Make the algorithm."""
@@ -205,7 +223,7 @@ class Settings(StrictTable):
         """Return the settings that must stay the same when a run resumes."""
         changeable = {
             "rounds", "round_seconds", "upload_seconds", "wait_seconds", "poll_seconds", "attempts", "out", "name",
-            "eval_every", "min_clients", "stop", "app", "samples", "max_samples",
+            "eval_every", "min_clients", "stop", "app", "samples", "max_samples", "keys",
         }  # fmt: skip
         settings = self.model_dump(mode="json", exclude_none=True)
         return {key: value for key, value in settings.items() if key not in changeable}
