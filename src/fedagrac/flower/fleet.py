@@ -151,8 +151,9 @@ class FlowerFleet:
                 contacts = self.link.take_contacts()
                 faults = {client: contact.fault for client, contact in contacts.items()}
                 dropped = {i: faults.get(i) or "no usable reply" for i in asked if i not in answered}
-                known = {"asked": len(asked), "dropped": dropped, "contacts": contacts}
-                return [dataclasses.replace(replies, spent=spent, **known)]
+                return [
+                    dataclasses.replace(replies, spent=spent, asked=len(asked), dropped=dropped, contacts=contacts)
+                ]
             self.link.note(f"fewer than min_clients = {settings.min_clients} usable replies, asking again")
         raise FedagracError(
             f"round {t + 1}: fewer than min_clients = {settings.min_clients} usable replies in "

@@ -59,7 +59,7 @@ class MissedError(FedagracError):
 class _Sent:
     """A message that was sent.
 
-    It has its node, its client if that is known, its kind, its round, what to expect, and the bytes of its vectors.
+    It has its node, its client if that is known, its kind, its round, what to expect, and its bytes.
     """
 
     node: int

@@ -1,7 +1,6 @@
 """Structured logs: events as JSON lines, and what an event is about.
 
-Events are written for people. One that is about a client begins with `client I: `; its kind is read from its words,
-so that logs, reasons in the history and metrics agree on it.
+Events are written for people. One that is about a client begins with `client I: `, and its words tell its kind.
 """
 
 from __future__ import annotations
@@ -14,23 +13,16 @@ import re
 from collections.abc import Iterator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedagrac.files import opener
-from fedagrac.parsing import printable
-from fedagrac.rounds.callback import Callback
-from fedagrac.rounds.record import utc
+from fedagrac.parsing import printable, utc
 
-if TYPE_CHECKING:
-    from fedagrac.rounds.loop import Run
-    from fedagrac.rounds.record import RoundRecord
-
-__all__ = ["JsonLog", "fault_of", "kind_of"]
+__all__ = ["JsonLines", "client_of", "fault_of", "json_log", "kind_of"]
 
 NAME = "log.jsonl"
 
 LARGEST_LOG, OLD_LOGS = 2**24, 2
-"""A log file of this many bytes is replaced by a new one, and so many old ones are kept: log.jsonl.1, log.jsonl.2."""
+"""A log file of this many bytes is replaced by a new one. So many old ones are kept: log.jsonl.1, log.jsonl.2."""
 
 LONGEST_MESSAGE = 2000
 """The longest message, in characters."""
@@ -126,41 +118,28 @@ class _LogFile(RotatingFileHandler):
     """A log file of bounded size that is not writable for every user."""
 
     def _open(self) -> io.TextIOWrapper:
-        return open(self.baseFilename, self.mode, encoding="utf-8", opener=opener)
+        return open(self.baseFilename, "a", encoding="utf-8", opener=opener)
 
 
-class JsonLog(Callback):
-    """Write every message of the package to log.jsonl in a folder. Use `writing` around the run.
+@contextlib.contextmanager
+def json_log(folder: Path) -> Iterator[JsonLines]:
+    """Write every message that the package logs inside the block to log.jsonl in a folder. Yield the format.
 
     Examples:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> with JsonLog(folder).writing():
+        >>> with json_log(folder) as lines:
+        ...     lines.round = 7
         ...     logging.getLogger("fedagrac").error("no")
-        >>> json.loads((folder / "log.jsonl").read_text())["message"]
-        'no'
+        >>> json.loads((folder / "log.jsonl").read_text())["round"]
+        7
     """
-
-    def __init__(self, folder: Path) -> None:
-        self.path, self._lines = folder / NAME, JsonLines()
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Add the file to the package's log, and remove it again."""
-        logger = logging.getLogger("fedagrac")
-        file = _LogFile(self.path, maxBytes=LARGEST_LOG, backupCount=OLD_LOGS)
-        file.setFormatter(self._lines)
-        logger.addHandler(file)
-        try:
-            yield
-        finally:
-            logger.removeHandler(file)
-            file.close()
-
-    def on_start(self, run: Run) -> None:
-        """Note the round that begins."""
-        self._lines.round = len(run.history) + 1
-
-    def on_round(self, run: Run, record: RoundRecord) -> None:
-        """Note the round that begins."""
-        self._lines.round = record.round + 1
+    logger, lines = logging.getLogger("fedagrac"), JsonLines()
+    file = _LogFile(folder / NAME, maxBytes=LARGEST_LOG, backupCount=OLD_LOGS)
+    file.setFormatter(lines)
+    logger.addHandler(file)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(file)
+        file.close()

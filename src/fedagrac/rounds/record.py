@@ -6,7 +6,6 @@ Simulated and live fleets write the same records, so tables, reports and tracker
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedagrac.citations import bibtex
-from fedagrac.parsing import printable
+from fedagrac.parsing import printable, utc
 from fedagrac.rounds.per_client import CLIENT_MEASURES
 from fedagrac.rounds.stop import target_accuracy
 
@@ -172,16 +171,6 @@ SMALLEST = ("loss", "perplexity", "mse", "mae", "error")
 
 EXAMPLE = {**dict.fromkeys(ALWAYS, 0), "round": 1, "test_accuracy": 0.5, "test_loss": 1.0}
 """A record as plain values, for documentation."""
-
-
-def utc(seconds: float) -> str:
-    """Return a time, given in seconds since 1970, in ISO 8601 and UTC.
-
-    Examples:
-        >>> utc(1_700_000_000.9)
-        '2023-11-14T22:13:20Z'
-    """
-    return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def over_seeds(values: Sequence[float | None]) -> tuple[float | None, float]:

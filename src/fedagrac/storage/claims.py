@@ -15,6 +15,7 @@ __all__ = [
     "LOCK",
     "claimed",
     "first_missing",
+    "is_claimed",
     "is_leftover",
     "make_unused_folder",
     "new_folder",
@@ -77,6 +78,32 @@ def claimed(folder: Path) -> Iterator[None]:
         if outermost is not None:
             _remove_if_unused(folder, outermost)
         lock.release()
+
+
+def is_claimed(folder: Path) -> bool:
+    """Return whether a process holds a folder.
+
+    Examples:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with claimed(folder):
+        ...     print(is_claimed(folder))
+        True
+        >>> is_claimed(folder)
+        False
+    """
+    import fcntl  # FileLock would need the right to write
+
+    try:
+        lock = (folder / LOCK).open("rb")
+    except FileNotFoundError:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # it ends when the file is closed
+        except BlockingIOError:
+            return True
+    return False
 
 
 @contextlib.contextmanager
