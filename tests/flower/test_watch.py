@@ -398,6 +398,7 @@ def test_a_failed_run_says_why_until_it_resumes(tmp_path):
     status = read_status(tmp_path / "run")
     assert (status.state, status.last.round) == ("failed", 1)
     assert status.reason.startswith("round 2: fewer than min_clients = 2 usable replies in attempts = 1")
+    assert status.events[0] == (2, "client 0: no reply to train.steps within 0.3 s")
     assert lines_of(tmp_path / "run" / "log.jsonl")[-1]["event"] == "failed"
     bad["on"] = False
     federation(tmp_path, silent)

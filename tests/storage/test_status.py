@@ -112,10 +112,11 @@ def test_the_exit_code_tells_a_good_run_from_a_bad_one(status, tmp_path, capsys)
 
 def test_a_failed_run_says_so(tmp_path, capsys):
     folder = write_run(tmp_path / "run", ROUNDS, status=None, **SETTINGS)
-    (folder / "failure.json").write_text(json.dumps({"reason": "too few replies", "time": 1.7e9}))
+    (folder / "failure.json").write_text(json.dumps({"reason": "too few replies", "events": ["client 3: no"]}))
     code, out, _ = command("flower", "status", str(folder), capsys=capsys)
     assert code == 1
     assert "failed: too few replies" in " ".join(out.split())
+    assert "round 5: client 3: no" in out
 
 
 def test_the_status_of_an_earlier_end_does_not_count_for_a_run_that_went_on(tmp_path):

@@ -32,7 +32,7 @@ class Watch(Callback):
     """
 
     def __init__(self, settings: Settings, link: Link) -> None:
-        self.settings = settings
+        self.settings, self._link = settings, link
         longest = patience(float(settings.round_seconds), float(settings.wait_seconds), settings.attempts)
         self.gauges = Gauges(settings.rounds, longest, connected=lambda: len(link.nodes))
         self._lines = JsonLines()
@@ -48,7 +48,7 @@ class Watch(Callback):
             if settings.metrics_port:
                 stack.enter_context(metrics_server(self.gauges, settings.metrics_host, settings.metrics_port))
             try:
-                with recording_failure(folder):
+                with recording_failure(folder, lambda: self._link.events):
                     yield
             except Exception as error:
                 self.gauges.state = "failed"

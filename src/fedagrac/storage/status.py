@@ -11,7 +11,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class _End(_File):
 
 class _Failure(_File):
     reason: str
-    time: FiniteFloat
+    events: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ def read_status(folder: Path, now: float | None = None) -> RunStatus:
     longest = None
     if experiment.round_seconds and experiment.wait_seconds and experiment.attempts:
         longest = patience(experiment.round_seconds, experiment.wait_seconds, experiment.attempts)
-    events = [(record.round, event) for record in rounds for event in record.events][-LAST_EVENTS:]
+    events = [(record.round, event) for record in rounds for event in record.events]
+    events += [(done + 1, event) for event in (failure.events if failure is not None and not alive else ())]
     return RunStatus(
         folder=str(folder),
         state=state,
@@ -152,7 +153,7 @@ def read_status(folder: Path, now: float | None = None) -> RunStatus:
         read_rounds=len(rounds),
         complete=complete,
         activities=activities(rounds),
-        events=[(number, printable(event)[:LONGEST]) for number, event in events],
+        events=[(number, printable(event)[:LONGEST]) for number, event in events[-LAST_EVENTS:]],
     )
 
 
@@ -192,8 +193,8 @@ def patience(round_seconds: float, wait_seconds: float, attempts: int) -> float:
 
 
 @contextlib.contextmanager
-def recording_failure(folder: Path) -> Iterator[None]:
-    """Write failure.json if an error ends the block.
+def recording_failure(folder: Path, events: Callable[[], Sequence[str]] = tuple) -> Iterator[None]:
+    """Write failure.json if an error ends the block: the reason, the time and the last events of the round.
 
     Input that is refused, such as the folder of another run, leaves a folder with a history as it was.
 
@@ -212,7 +213,8 @@ def recording_failure(folder: Path) -> Iterator[None]:
             raise
         reason = str(error) if isinstance(error, FedagracError) else f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):  # the error itself matters more
-            failure = {"reason": reason[: 10 * LONGEST], "time": time.time()}
+            last = [event[:LONGEST] for event in events()[-LAST_EVENTS:]]
+            failure = {"reason": reason[: 10 * LONGEST], "time": utc(time.time()), "events": last}
             write_atomically(folder / "failure.json", json.dumps(failure).encode() + b"\n")
         raise
 
