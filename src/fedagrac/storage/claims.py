@@ -72,6 +72,7 @@ def claimed(folder: Path) -> Iterator[None]:
     except Timeout:
         accepted = "a folder that no other process writes to: wait until the other one ends, or name a new folder"
         raise InputError("out", str(folder), accepted) from None
+    (folder / LOCK).touch()  # its time says since when the folder is held
     try:
         yield
     finally:
