@@ -187,6 +187,7 @@ def test_simulations_write_the_fields_they_always_wrote():
 
 
 def test_numbers_do_not_change_with_logs_and_metrics(tmp_path):
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
     plain = federation(tmp_path / "a").state["x"]
     watched = federation(tmp_path / "b", log="json", metrics_port=free_port()).state["x"]
     assert torch.equal(plain, watched)
@@ -345,6 +346,14 @@ def test_only_a_thousand_clients_have_labels():
     assert len(labelled) == 1000
     assert samples(text)["fedagrac_clients", "used"] == 1500
     assert "Clients 0 to 999 only." in text
+
+
+def test_a_client_that_takes_no_part_in_a_round_has_weight_zero_and_keeps_its_totals():
+    gauges = Gauges(10, 60.0, connected=lambda: 2)
+    for weights in ({"0": 0.5, "1": 0.5}, {"0": 1.0}):
+        contacts = {int(client): Contact(sent=8, seen=1.0) for client in weights}
+        gauges.take_in(RoundRecord.of({**EXAMPLE, "asked": 2, "weights": weights}), contacts)
+    assert [(totals.weight, totals.sent) for totals in gauges.clients.values()] == [(1.0, 16), (0.0, 8)]
 
 
 def test_many_silent_connections_do_not_add_threads(tmp_path):

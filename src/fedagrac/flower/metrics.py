@@ -51,7 +51,11 @@ REQUEST_SECONDS = 5.0
 
 @dataclass
 class ClientTotals:
-    """The numbers of one client since the server started; weight and seconds are those of its last reply."""
+    """The numbers of one client since the server started.
+
+    The weight is that of the last round, 0 if the client does not count in it. The seconds are those until its last
+    reply.
+    """
 
     weight: float = 0.0
     seconds: float | None = None
@@ -121,10 +125,11 @@ class Gauges:
                 totals.received += contact.received
                 totals.seconds = totals.seconds if contact.seconds is None else contact.seconds
                 totals.seen = totals.seen if contact.seen is None else contact.seen
-                totals.weight = (record.weights or {}).get(str(client), 0.0)
         for client in record.dropped or ():
             if client < MOST_LABELLED:
                 clients.setdefault(client, ClientTotals()).dropped += 1
+        for client, totals in clients.items():
+            totals.weight = (record.weights or {}).get(str(client), 0.0)
         self.clients, self.record = clients, record
         self.progress, self.progress_time = now, time.time()
 
@@ -147,7 +152,10 @@ class Gauges:
         values: dict[str, tuple[str, float | None]] = {
             "rounds_planned": ("Rounds to do.", self.rounds),
             "round_seconds": ("Seconds of the last round.", self.round_seconds),
-            "last_round_timestamp_seconds": ("When the last round or the server began.", self.progress_time),
+            "last_round_timestamp_seconds": (
+                "When the last round ended or the server started.",
+                self.progress_time,
+            ),
         }
         values |= {name: (text, self.measures.get(name)) for name, text in MEASURES.items()}
         for name, (text, value) in values.items():
