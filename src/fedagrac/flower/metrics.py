@@ -53,7 +53,7 @@ REQUEST_SECONDS = 5.0
 class ClientTotals:
     """The numbers of one client since the server started.
 
-    The weight is that of the last round, 0 if the client does not count in it. The seconds are those until its last
+    The weight is that of the last round, 0 if the client does not count in it. The seconds are those of its last
     reply.
     """
 
