@@ -17,7 +17,7 @@ from fedagrac.errors import InputError
 
 COMMANDS = [
     "run", "report", "sweep", "theory", "reproduce", "bench", "doctor",
-    "data list", "data fetch", "data verify", "flower new", "flower keys", "flower gate",
+    "data list", "data fetch", "data verify", "flower new", "flower keys", "flower gate", "flower status",
 ]  # fmt: skip
 WRONG = {
     "rum": "Did you mean 'run'?",

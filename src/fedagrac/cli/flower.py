@@ -1,4 +1,4 @@
-"""The commands `fedagrac flower new`, `fedagrac flower keys` and `fedagrac flower gate`."""
+"""The commands `fedagrac flower new`, `keys`, `gate` and `status`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedagrac.cli.options import naming_options
+from fedagrac.cli.options import Json, naming_options
 from fedagrac.cli.printing import Terminal, one_line
 
 __all__ = ["flower_app"]
@@ -89,3 +89,29 @@ def gate(
 
     with naming_options(keys="KEYS", host="--host", port="--port", superlink="--superlink"):
         run_gate(host, port, superlink, keys)
+
+
+@flower_app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run folder of a federation.")],
+    as_json: Json = False,
+) -> None:
+    """Show how a federation is doing: its state, its last round, its clients and its last events.
+
+    It reads the run folder alone, also while the server runs. The exit code is 1
+    if the run failed, diverged or was interrupted.
+
+    [bold]Example[/]
+      fedagrac flower status runs/flower
+    """
+    from fedagrac.cli.status import print_status
+    from fedagrac.storage.status import BAD_STATES, read_status
+
+    with naming_options(folder="DIR"):
+        run = read_status(folder)
+    if as_json:
+        print(run.to_json())
+    else:
+        print_status(run)
+    if run.state in BAD_STATES:
+        raise typer.Exit(1)

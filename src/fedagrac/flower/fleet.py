@@ -148,8 +148,12 @@ class FlowerFleet:
             if replies is not None:
                 answered = set(replies.order.whole.clients.tolist())
                 spent = Spent(time.monotonic() - begun, self.link.bytes_down - down, self.link.bytes_up - up)
-                dropped = {client: "no usable reply" for client in asked if client not in answered}
-                return [dataclasses.replace(replies, spent=spent, asked=len(asked), dropped=dropped)]
+                contacts = self.link.take_contacts()
+                faults = {client: contact.fault for client, contact in contacts.items()}
+                dropped = {i: faults.get(i) or "no usable reply" for i in asked if i not in answered}
+                return [
+                    dataclasses.replace(replies, spent=spent, asked=len(asked), dropped=dropped, contacts=contacts)
+                ]
             self.link.note(f"fewer than min_clients = {settings.min_clients} usable replies, asking again")
         raise FedagracError(
             f"round {t + 1}: fewer than min_clients = {settings.min_clients} usable replies in "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -17,8 +18,10 @@ import torch
 
 from fedagrac.errors import FedagracError, InputError, shown
 from fedagrac.flower.identity import KeyHolders
+from fedagrac.flower.logs import fault_of
 from fedagrac.flower.mailbox import Mailbox, mailbox_of
 from fedagrac.flower.wire import PROTOCOL, BadReplyError, Expected, Parcel, fingerprint, pack, unpack
+from fedagrac.rounds.exchange import Contact
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -55,13 +58,17 @@ class MissedError(FedagracError):
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message that was sent: its node, its client if that is known, its kind, its round, and what to expect."""
+    """A message that was sent.
+
+    It has its node, its client if that is known, its kind, its round, what to expect, and its bytes.
+    """
 
     node: int
     client: int | None
     kind: str
     round: int
     expected: Expected
+    nbytes: int = 0
 
     @property
     def recipient(self) -> str:
@@ -82,6 +89,7 @@ class Link:
         events: what went wrong or changed since the last `take_events`, in words.
         bytes_down, bytes_up: bytes of the vectors sent and received since the start.
         arrived: after how many seconds each client's reply to the last exchange arrived.
+        contacts: the messages of each client since the last `take_contacts`.
     """
 
     def __init__(self, grid: Grid, model: VectorModel, settings: Settings, x1: Tensor | None = None) -> None:
@@ -93,6 +101,7 @@ class Link:
         self.events: list[str] = []
         self.bytes_down = self.bytes_up = 0
         self.arrived: dict[int, float] = {}
+        self.contacts: defaultdict[int, Contact] = defaultdict(Contact)
         self._mailbox: Mailbox | None = None
         self._greetings: dict[int, int] = {}
         self._sent: dict[str, _Sent] = {}
@@ -104,11 +113,22 @@ class Link:
         """Log an event, and keep it for the history."""
         log.warning("%s", event)
         self.events.append(event)
+        client, fault = fault_of(event)
+        if client is not None:
+            self.contacts[client].fault = fault
 
     def take_events(self) -> list[str]:
         """Return the events since the last call."""
         events, self.events = self.events, []
         return events
+
+    def take_contacts(self) -> dict[int, Contact]:
+        """Return the messages of each client since the last call; seconds are those of the last exchange."""
+        for client, seconds in self.arrived.items():
+            self.contacts[client].seconds = seconds
+        contacts = dict(self.contacts)
+        self.contacts.clear()
+        return contacts
 
     def expected(self, vectors: Mapping[str, int]) -> Expected:
         """Return what a reply may hold, given how many numbers each of its vectors has."""
@@ -172,7 +192,9 @@ class Link:
             self.note(f"{sent.recipient}: the message could not be sent")
             return None
         self.bytes_down += parcel.nbytes
-        self._sent[numbers[0]] = sent
+        self._sent[numbers[0]] = dataclasses.replace(sent, nbytes=parcel.nbytes)
+        if sent.client is not None:
+            self.contacts[sent.client].sent += parcel.nbytes
         return numbers[0]
 
     def _pull(self, waiting: Collection[str] = (), end: float | None = None) -> dict[str, Parcel | None]:
@@ -205,6 +227,10 @@ class Link:
                     self.meet(sent.node, reply)
                 else:
                     arrived[number] = reply
+                contact = self.contacts[int(reply.facts["client"]) if sent.client is None else sent.client]
+                contact.sent += sent.nbytes if sent.client is None else 0  # the client of a greeting is known now
+                contact.received += reply.nbytes
+                contact.seen = time.time()
             except BadReplyError as error:
                 self.note(f"{sent.recipient}: reply dropped, {error}")
         return arrived

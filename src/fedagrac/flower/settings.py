@@ -63,6 +63,9 @@ class Settings(StrictTable):
         poll_seconds: how often it looks for replies.
         attempts: how often it asks in one round, and how often it greets a node.
         out: the run folder on the server.
+        log: "json" to write every log message to log.jsonl in the run folder, too.
+        metrics_port: the port of Prometheus metrics and of the health probe; 0 for none.
+        metrics_host: the address at which they are served.
         app: settings for the functions of the app.
 
     Examples:
@@ -91,6 +94,9 @@ class Settings(StrictTable):
     keys: dict[str, StrictStr] | None = None
     name: StrictStr = "flower"
     out: StrictStr = "runs/flower"
+    log: Literal["text", "json"] = "text"
+    metrics_port: StrictInt = 0
+    metrics_host: StrictStr = "127.0.0.1"
     algorithm: AlgorithmSettings
     steps: dict[str, Any] = Field({"kind": "constant", "steps": 10})
     guard: dict[str, Any] | None = None
@@ -121,6 +127,7 @@ class Settings(StrictTable):
         for field in ("rounds", "eval_every", "attempts", "min_clients"):
             count(field, getattr(self, field))
         count("seed", self.seed, least=0)
+        count("metrics_port", self.metrics_port, least=0, most=65535)
         if self.batch_size != "full":
             count("batch_size", self.batch_size)
         if self.min_clients > self.clients:
@@ -223,7 +230,8 @@ class Settings(StrictTable):
         """Return the settings that must stay the same when a run resumes."""
         changeable = {
             "rounds", "round_seconds", "upload_seconds", "wait_seconds", "poll_seconds", "attempts", "out", "name",
-            "eval_every", "min_clients", "stop", "app", "samples", "max_samples", "keys",
+            "eval_every", "min_clients", "stop", "app", "samples", "max_samples", "keys", "log", "metrics_port",
+            "metrics_host",
         }  # fmt: skip
         settings = self.model_dump(mode="json", exclude_none=True)
         return {key: value for key, value in settings.items() if key not in changeable}

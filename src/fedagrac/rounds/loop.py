@@ -231,6 +231,7 @@ class Run:
             used = kept.order.whole
             record.weights = {str(i): float(w) for i, w in zip(used.clients, used.weights, strict=True)}
             record.events = events
+            record.add_contacts(kept.contacts, kept.dropped)
         return record
 
     def ended_before(self) -> tuple[Status, str] | None:
