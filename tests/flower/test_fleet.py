@@ -82,13 +82,14 @@ def test_drawn_clients_that_are_not_connected_are_absent(tmp_path):
             grid.nodes.pop(11, None)
         return None if node == 11 and kind == "train.steps" else reply
 
-    grid.spoil = leave
+    grid.spoil, nodes = leave, dict(grid.nodes)
     run = flower(settings, grid)
     expected = [[i for i in clients if i != 1] for clients in drawn]
     assert [list(map(int, steps)) for steps in run.history.column("steps")] == expected
     needed = {**settings, "min_clients": 2, "out": str(tmp_path / "two")}
+    grid.nodes = nodes
     with pytest.raises(FedagracError, match=r"1 of 2 clients connected .* 2 are needed .* missing partition-id 1"):
-        flower(needed, five(tmp_path, leave, participation=2)[1])
+        flower(needed, grid)
 
 
 def test_excluded_clients_take_nobodys_place_in_a_cohort(tmp_path):
@@ -141,7 +142,7 @@ def test_a_start_without_all_clients_needs_their_numbers_of_samples(changes, tmp
 
 
 class Reference:
-    """FedaGrac that transmits mean gradients, which is SCAFFOLD, with full batches of softmax regression in NumPy."""
+    """FedaGrac that transmits mean gradients, which is SCAFFOLD: full batches of softmax regression in NumPy."""
 
     def __init__(self, x, present, lr=0.1):
         self.x, self.lr, n = x, lr, FED.sizes.astype(float)
@@ -177,12 +178,11 @@ class Reference:
             self.rows[i] = mean
 
 
+FEDAGRAC = {"algorithm__name": "fedagrac-avg"}
 SCAFFOLD = {"algorithm__name": "scaffold", "algorithm__init": "full"}
 
 
-@pytest.mark.parametrize(
-    "algorithm", [{"algorithm__name": "fedagrac-avg"}, SCAFFOLD], ids=["fedagrac", "scaffold"]
-)
+@pytest.mark.parametrize("algorithm", [FEDAGRAC, SCAFFOLD], ids=["fedagrac", "scaffold"])
 def test_a_client_that_joins_later_began_with_the_mean_gradient_of_those_present(algorithm, tmp_path):
     """Client 1 is absent at the start and connects during round 2."""
     settings = config(

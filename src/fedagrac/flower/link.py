@@ -227,7 +227,7 @@ class Link:
         for arrival in self._mailbox.collect(wanted, end):
             sent = self._sent.pop(arrival.number)
             if sent.kind == HELLO:
-                self._be_greeted(sent, arrival)
+                self._answered(sent, arrival)
             elif arrival.number in waiting:
                 arrived[arrival.number] = self._received(sent, arrival)
             elif arrival.error is None:
@@ -245,7 +245,7 @@ class Link:
             self.note(f"{sent.recipient}: reply dropped, {error}")
             return None
 
-    def _be_greeted(self, sent: _Sent, arrival: Arrival) -> None:
+    def _answered(self, sent: _Sent, arrival: Arrival) -> None:
         """Take in the answer to a greeting; refuse the node if it is an error or cannot be used."""
         if arrival.error is not None:
             self._refuse(sent.node, _reason(arrival.error))
