@@ -129,7 +129,7 @@ class Loopback:
 
     def __init__(self, folder, nodes, keys=None):
         self.folder, self.nodes, self.keys = Path(folder), nodes, keys
-        self.ports = free_ports(nodes + 1)
+        self.ports = free_ports(nodes + 2)
         self.processes = {}
         self.killed_runs = []
         self.home = self.folder / "home"
@@ -208,16 +208,15 @@ class Loopback:
 
         self.wait_for(accepts)
 
-    def start_node(self, i, config="", key=None):
-        """Start the SuperNode of client i."""
+    def start_node(self, i, config="", key=None, second=False):
+        """Start the SuperNode of client i, or a second one with the same partition."""
         safety = ["--insecure"]
         if self.keys is not None:
             safety = ["--root-certificates", self.keys / "ca.crt"]
             safety += [] if key is None else ["--auth-supernode-private-key", key]
         command = ["flower-supernode", *safety, "--superlink", f"127.0.0.1:{self.ports[0]}"]
-        self.start(
-            f"node{i}", *command, "--port", self.ports[1 + i], "--node-config", f"partition-id={i} {config}"
-        )
+        name, port = (f"second{i}", self.ports[-1]) if second else (f"node{i}", self.ports[1 + i])
+        self.start(name, *command, "--port", port, "--node-config", f"partition-id={i} {config}")
 
     def flwr(self, *arguments):
         """Run a command of `flwr` and return its output."""
