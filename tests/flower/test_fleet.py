@@ -103,6 +103,9 @@ def test_excluded_clients_take_nobodys_place_in_a_cohort(tmp_path):
     drawn = [set(steps) for steps in run.history.column("steps")]
     assert all(len(clients) == 2 and clients <= {"0", "2", "4"} for clients in drawn)
     assert len({frozenset(clients) for clients in drawn}) > 1
+    settings = {**settings, "participation": 0.6, "exclude": "[1]", "out": str(tmp_path / "fraction")}
+    run = flower(settings, five(tmp_path, participation=0.6)[1])
+    assert run.history.column("clients") == [3] * 8  # 0.6 of 5, not of the 4 that are left
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def rollback(
     """
     from fedagrac.flower.operating import roll_back, rounds_to_go_back_to
 
-    with naming_options(folder="DIR", out="DIR", to="--to"):
+    with naming_options(folder="DIR", to="--to"):
         if to is None:
             rounds = ", ".join(map(str, rounds_to_go_back_to(folder)))
             text = f"rounds with a checkpoint: {rounds}"

@@ -257,16 +257,17 @@ class FlowerFleet:
     def draw(self, round: int) -> Drawn:
         """Return the cohort of a round. Without excluded clients it is that of a simulation with the same seed.
 
-        Excluded clients are not drawn, so they take nobody's place.
+        Excluded clients are not drawn, and others are drawn in their place.
         """
         eligible, cohorts = self._eligible, self.settings.cohorts
         clients, times = eligible, np.ones(len(eligible), np.int64)
         by_weight = cohorts is not None and cohorts.by == "weight"
-        if cohorts is not None and (by_weight or cohorts.number(self.settings.clients) < len(eligible)):
+        size = len(eligible) if cohorts is None else cohorts.number(self.settings.clients)
+        if cohorts is not None and (by_weight or size < len(eligible)):
             weights = self.roster.weights[eligible]
             if len(eligible) < self.settings.clients:
                 weights = weights / weights.sum()
-            drawn, times = cohorts.draw(round, weights, self.settings.seed)
+            drawn, times = dataclasses.replace(cohorts, size=size).draw(round, weights, self.settings.seed)
             clients = eligible[drawn]
         counted = dict(zip(clients.tolist(), times.tolist(), strict=True))
         return Drawn(counted, by_weight, min(self.settings.min_clients, len(counted)))

@@ -6,6 +6,7 @@ round.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -38,7 +39,12 @@ def roll_back(folder: Path, to: int) -> None:
     """
     rounds_to_go_back_to(folder)
     run = RunFolder(folder)
-    with claimed(folder):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(claimed(folder))
+        except InputError:
+            accepted = "a folder in which no server runs: end its run with `flwr stop RUN-ID` first"
+            raise InputError("folder", str(folder), accepted) from None
         if to in stored_rounds(run.checkpoints):
             checkpoint = read_checkpoint_of(run.checkpoints, to)
             if not checkpoint.facts.identity:
