@@ -132,7 +132,7 @@ class Loopback:
 
     def __init__(self, folder, nodes, keys=None):
         self.folder, self.nodes, self.keys = Path(folder), nodes, keys
-        *self.ports, self.gate = free_ports(nodes + 2)
+        *self.ports, self.gate = free_ports(nodes + 3)
         self.processes = {}
         self.killed_runs = []
         self.home = self.folder / "home"
@@ -227,18 +227,17 @@ class Loopback:
             connection.request("POST", path, b"", {"content-type": "application/protobuf"})
             return connection.getresponse().status
 
-    def start_node(self, i, config="", key=None, partition=None):
-        """Start SuperNode i, which has partition i unless another is given."""
+    def start_node(self, i, config="", key=None, partition=None, second=False):
+        """Start SuperNode i, which has partition i unless another is given, or a second one beside it."""
         safety, address = ["--insecure"], f"127.0.0.1:{self.ports[0]}"
         if self.keys is not None:
             safety, address = ["--root-certificates", self.keys / "ca.crt"], f"127.0.0.1:{self.gate}"
             safety += [] if key is None else ["--auth-supernode-private-key", key]
             config += "" if key is None else f' key="{key}"'
         command = ["flower-supernode", *safety, "--superlink", address]
+        name, port = (f"second{i}", self.ports[-1]) if second else (f"node{i}", self.ports[1 + i])
         chosen = i if partition is None else partition
-        self.start(
-            f"node{i}", *command, "--port", self.ports[1 + i], "--node-config", f"partition-id={chosen} {config}"
-        )
+        self.start(name, *command, "--port", port, "--node-config", f"partition-id={chosen} {config}")
 
     def flwr(self, *arguments):
         """Run a command of `flwr` and return its output."""

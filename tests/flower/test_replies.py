@@ -64,15 +64,6 @@ def data(context):
     return FED.inputs[samples], FED.targets[samples]
 
 
-@pytest.fixture(autouse=True)
-def _a_task(monkeypatch):
-    """Enter a Flower task, inside which messages must be made."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name, value in (("_run_id", 1), ("_node_id", 1), ("_task_id", 1)):
-        monkeypatch.setattr(TaskIdentity, name, value)
-
-
 def with_body(content, body, kind=None, children=None):
     """Return an object with another body, and a head that fits it, so that the SuperLink accepts the object."""
     old_kind, old_children, _ = content.partition(b"\0")[0].decode().split(" ")

@@ -1,4 +1,4 @@
-"""The commands `fedagrac flower new`, `keys`, `gate` and `status`."""
+"""The commands `fedagrac flower`: new, keys, gate, status, rollback and exclude."""
 
 from __future__ import annotations
 
@@ -115,3 +115,56 @@ def status(
         print_status(run)
     if run.state in BAD_STATES:
         raise typer.Exit(1)
+
+
+RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder on the server.", show_default=False)]
+
+
+@flower_app.command()
+def rollback(
+    folder: RunDir,
+    to: Annotated[
+        int | None,
+        typer.Option("--to", metavar="ROUND", help="The round to go back to; without it, list those that can be."),
+    ] = None,
+) -> None:
+    """Undo rounds: bring a run back to its state after ROUND.
+
+    Only rounds with a checkpoint can be reached; the setting [bold]keep_checkpoints[/]
+    says how many there are. The next [bold]flwr run[/] goes on from there, also if the
+    run had ended.
+
+    [bold]Example[/]
+      fedagrac flower rollback runs/flower --to 12
+    """
+    from fedagrac.flower.operating import roll_back, rounds_to_go_back_to
+
+    with naming_options(folder="DIR", to="--to"):
+        if to is None:
+            rounds = ", ".join(map(str, rounds_to_go_back_to(folder)))
+            text = f"rounds with a checkpoint: {rounds}"
+        else:
+            roll_back(folder, to)
+            text = f"as after round {to}; the next `flwr run` goes on with round {to + 1}"
+    Terminal().print(one_line(f"{folder}: {text}"), highlight=False, soft_wrap=True)
+
+
+@flower_app.command()
+def exclude(
+    folder: RunDir,
+    client: Annotated[int, typer.Argument(metavar="CLIENT", help="The partition id.", show_default=False)],
+    undo: Annotated[bool, typer.Option("--undo", help="Let the client take part again.")] = False,
+) -> None:
+    """Exclude a client from a run, from the next round on. The server need not be stopped.
+
+    What the server keeps of the client stays. A resumed run excludes it, too.
+
+    [bold]Example[/]
+      fedagrac flower exclude runs/flower 3
+    """
+    from fedagrac.flower.operating import exclude_client
+
+    with naming_options(folder="DIR", client="CLIENT"):
+        excluded = exclude_client(folder, client, undo)
+    listed = ", ".join(map(str, excluded)) or "none"
+    Terminal().print(one_line(f"{folder}: excluded clients: {listed}"), highlight=False, soft_wrap=True)

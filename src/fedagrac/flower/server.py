@@ -127,7 +127,8 @@ def run_federation(
     folder = RunFolder(Path(settings.out))
     described = settings.model_dump(mode="json", exclude_none=True)
     experiment = {**described, "algorithm": [{**described["algorithm"], "label": algorithm.name}]}
-    storing = [KeepRun(folder.path, experiment), Checkpoints(folder, every=1, always=True), LogRounds(folder.path)]
+    checkpoints = Checkpoints(folder, every=1, always=True, keep=settings.keep_checkpoints)
+    storing = [KeepRun(folder.path, experiment), checkpoints, LogRounds(folder.path)]
     table = ClientTable(settings.clients)
     server = Server(algorithm, {"x": model.initial()}, table, own_buffers=settings.buffers == "local")
     watch = Watch(settings, fleet.link)

@@ -74,7 +74,11 @@ class Parcel:
         return sum(vector.numel() * vector.element_size() for vector in self.vectors.values())
 
     def vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
-        """Return a vector; raise BadReplyError unless it has this length and type and is finite."""
+        """Return a vector; raise BadReplyError unless it has this length and type, and is finite.
+
+        A vector whose squared norm overflows its own type counts as not finite, because nothing can be computed
+        with it.
+        """
         if name not in self.vectors:
             raise BadReplyError(f"{name} is missing")
         vector = self.vectors[name]
@@ -84,6 +88,8 @@ class Parcel:
             raise BadReplyError(f"{name} is {vector.dtype}, expected {dtype}")
         if not bool(torch.isfinite(vector).all()):
             raise BadReplyError(f"{name} holds NaN or infinity")
+        if not bool(torch.isfinite(vector.dot(vector))):
+            raise BadReplyError(f"{name} is too long: its squared norm overflows {dtype}")
         return vector
 
     def integer(self, name: str, least: int, most: int) -> int:
