@@ -18,6 +18,7 @@ import torch
 from fedagrac.errors import FedagracError, InputError, shown
 from fedagrac.flower.mailbox import Mailbox, mailbox_of
 from fedagrac.flower.wire import PROTOCOL, BadReplyError, Expected, Parcel, fingerprint, pack, unpack
+from fedagrac.parsing import printable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -295,7 +296,7 @@ class Link:
 
 def _reason(text: str | None) -> str:
     """Return the error of a client on one line of at most 300 characters."""
-    return " ".join((text or "").split())[:300] or "an error without a reason"
+    return printable(" ".join((text or "").split()))[:300] or "an error without a reason"
 
 
 class RemoteGradients:
