@@ -3,7 +3,7 @@
 A node uploads objects: a head with the kind, the children and the length, a zero byte, and a body. `Damage` takes
 the objects of a real reply apart, changes them, and puts them together with heads and names that fit, so that a
 SuperLink would accept them; some are then broken again. `Trial` hands them to `Link` over Flower's HTTP client,
-many beside one honest reply, and checks what comes out. `test_replies.py` and `benchmarks/attack` share this module.
+many beside one honest reply, and checks what comes out. `test_replies.py` and `benchmarks/attack` share it.
 """
 
 import copy
