@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 SECONDS, MEMORY = 300.0, 2**30
-"""The longest time and the largest memory of a command. A busy machine makes a command slow, a trap makes it hang."""
+"""The longest time and the largest memory of a command. A busy machine makes one slow, a trap makes it hang."""
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 ESCAPES = "\x1b]0;mine\x07 [red]x[/red] \u202eevil\u2066 \x9b2J"

@@ -35,7 +35,7 @@ ATTACKS = {
 """The attack of each round. Before the first, the attacker claims 2^62 samples."""
 
 ROUND_SECONDS, UPLOAD_SECONDS, SLACK = 240.0, 20.0, 30.0
-SERVER_MEMORY = 800 * 2**20
+SERVER_MEMORY = 600 * 2**20
 """The largest resident memory of the server's process in bytes, torch included."""
 
 CLIENT = '''
