@@ -212,7 +212,7 @@ class SuperLink:
 
 def config(tmp_path, **changes):
     settings = {
-        "clients": 3, "min_clients": 2, "rounds": 3, "batch_size": 10, "dtype": "float64", "round_seconds": 20.0,
+        "clients": 3, "min_clients": 2, "rounds": 3, "batch_size": 10, "dtype": "float64", "round_seconds": 600.0,
         "wait_seconds": 20.0, "poll_seconds": 0.01, "out": str(tmp_path / "run"), "algorithm.name": "fedagrac",
         "algorithm.lr": 0.1, "steps.kind": "explicit", "steps.table": json.dumps([K]),
     }  # fmt: skip
