@@ -2,6 +2,9 @@
 
 The server sends x~, c_i and the numbers of the local rule, so the client keeps nothing between rounds. Between the
 two exchanges of a round, the first gradient is kept in Flower's `Context.state`, with the run and the round.
+
+Flower starts a process for every message. Importing this module does not import torch: a message that asks for
+something that was kept does not pay for it. Functions that compute import what they need.
 """
 
 from __future__ import annotations
@@ -14,23 +17,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-import torch
 
-from fedagrac.core.local import EXACT_BELOW, Plan, Result
-from fedagrac.core.streams import first_weights
-from fedagrac.data.federation import Federation
-from fedagrac.engines import LanesEngine, Loss, SerialEngine, Workload
 from fedagrac.errors import FedagracError, InputError, count, positive
 from fedagrac.flower.extra import require_flower
 from fedagrac.flower.identity import Greeting, sign
-from fedagrac.flower.wire import PROTOCOL, Parcel, fingerprint, pack, unpack
-from fedagrac.models.vector import VectorModel
+from fedagrac.flower.wire import PROTOCOL, VECTORS, Parcel, fingerprint, pack, unpack
 
 if TYPE_CHECKING:
-    from flwr.app import Context, Message
+    import torch
+    from flwr.app import Context, Message, RecordDict
     from flwr.clientapp import ClientApp
     from torch import nn
 
+    from fedagrac.core.local import Plan, Result
+    from fedagrac.engines import Loss, Workload
     from fedagrac.flower.settings import ClientSteps, Settings
 
 __all__ = ["LocalClient", "client_app", "node_partition"]
@@ -77,17 +77,20 @@ def client_app(
         app.query("hello")(refuse)
         return app
 
-    def answer(act: Callable[[LocalClient, Parcel], Parcel], needs_data: bool = True) -> Any:
+    def answer(act: Callable[[LocalClient, Parcel], Parcel]) -> Any:
         def handle(message: Message, context: Context) -> Message:
-            client = LocalClient.of(context, model, data, loss) if needs_data else LocalClient.idle(context)
+            client = LocalClient.of(context, model, data, loss)
             return Reply(pack(act(client, unpack(message.content))), reply_to=message)
 
         return handle
 
+    def pass_on(message: Message, context: Context) -> Message:
+        return Reply(kept_gradient(context, int(unpack(message.content).facts["round"])), reply_to=message)
+
     app.query("hello", mods=mod_list)(answer(LocalClient.hello))
     app.query("gradient", mods=mod_list)(answer(LocalClient.gradient))
     app.train("steps", mods=mod_list)(answer(LocalClient.train))
-    app.train("first", mods=mod_list)(answer(LocalClient.first, needs_data=False))
+    app.train("first", mods=mod_list)(pass_on)
     return app
 
 
@@ -108,6 +111,19 @@ def refused_mod(mods: Sequence[Any]) -> InputError | None:
             accepted += "on these messages; there is no secure aggregation and no differential privacy here yet"
             return InputError("mods", kind.__name__, accepted)
     return None
+
+
+def kept_gradient(context: Context, t: int) -> RecordDict:
+    """Return the reply to the second exchange: the first gradient of round t, as it was kept in the first.
+
+    This needs neither torch nor the settings.
+    """
+    stamp = context.state.config_records.get(WAITING)
+    if stamp is None or (stamp["run"], stamp["round"]) != (str(context.run_id), t):
+        raise FedagracError(f"this node has no first gradient of round {t + 1}")
+    content = pack(Parcel({"client": stamp["client"], "round": t}))
+    content.array_records[VECTORS]["first"] = context.state.array_records[WAITING + "-vector"]["first"]
+    return content
 
 
 def node_partition(context: Context) -> tuple[int, int]:
@@ -141,6 +157,11 @@ class LocalClient:
         loss: Loss | None,
     ) -> LocalClient:
         """Make a client: build the model, load the data and check that they fit together."""
+        from fedagrac.core.streams import first_weights
+        from fedagrac.data.federation import Federation
+        from fedagrac.engines import Workload
+        from fedagrac.models.vector import VectorModel
+
         idle = cls.idle(context)
         settings = idle.settings
         local_data = data(context)
@@ -207,6 +228,8 @@ class LocalClient:
 
     def gradient(self, ask: Parcel) -> Parcel:
         """Return the local gradient at x, over all data or over the first batch of the round."""
+        from fedagrac.engines import SerialEngine
+
         t = int(ask.facts["round"])
         kind = cast('Literal["full", "first"]', ask.facts["batch"])
         engine = SerialEngine(self.work)
@@ -218,6 +241,9 @@ class LocalClient:
 
         Return the model, K_i, the training loss, and the gradients that the server asked for.
         """
+        from fedagrac.core.local import EXACT_BELOW, Plan
+        from fedagrac.engines import LanesEngine, SerialEngine
+
         t, x = int(ask.facts["round"]), self._place(ask, "x")
         correction = self._place(ask, "c")[None] if "c" in ask.vectors else None
         planned, mean = int(ask.facts["steps"]), bool(ask.facts["mean"])
@@ -249,20 +275,13 @@ class LocalClient:
         facts = {"client": self.number, "round": t, "steps": K, "loss": float(result.loss[0])}
         return Parcel(facts, {name: vector.cpu() for name, vector in sent.items()})
 
-    def first(self, ask: Parcel) -> Parcel:
-        """Return the first gradient of the round, which was kept in the first exchange."""
-        t = int(ask.facts["round"])
-        stamp = self.context.state.config_records.get(WAITING)
-        if stamp is None or (stamp["run"], stamp["round"]) != (str(self.context.run_id), t):
-            raise FedagracError(f"client {self.number} has no first gradient of round {t + 1}")
-        waiting = self.context.state.array_records[WAITING + "-vector"]["first"].numpy()
-        return Parcel({"client": self.number, "round": t}, {"first": torch.from_numpy(waiting.copy())})
-
     def _run_until_time_is_over(self, plan: Callable[[int], Plan], x: torch.Tensor, t: int) -> tuple[Result, int]:
         """Run for the seconds or steps of the node config, or else for the seconds of the run.
 
         Return the result and K_i.
         """
+        from fedagrac.engines import SerialEngine
+
         rule = cast("ClientSteps", self.settings.build_steps())
         node = self.context.node_config
         most, seconds = rule.max_steps, float(rule.seconds)
@@ -283,7 +302,7 @@ class LocalClient:
         for key in (WAITING, WAITING + "-vector"):
             state.pop(key, None)
         if first is not None:
-            state[WAITING] = ConfigRecord({"run": str(self.context.run_id), "round": t})
+            state[WAITING] = ConfigRecord({"run": str(self.context.run_id), "round": t, "client": self.number})
             state[WAITING + "-vector"] = ArrayRecord({"first": Array(first.cpu().numpy())})
 
     def _buffers(self, ask: Parcel) -> torch.Tensor | None:
@@ -301,6 +320,8 @@ class LocalClient:
 
 def _device(context: Context) -> torch.device:
     """Return the device in the node config, by default the CPU."""
+    import torch
+
     name = context.node_config.get("device", "cpu")
     try:
         device = torch.device(str(name))

@@ -506,7 +506,7 @@ class Link:
 
 def _reason(text: str | None) -> str:
     """Return the error of a client on one line of at most 300 characters."""
-    return " ".join((text or "").split())[:300] or "an error without a reason"
+    return printable(" ".join((text or "").split()))[:300] or "an error without a reason"
 
 
 class RemoteGradients:
