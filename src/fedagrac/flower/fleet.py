@@ -20,7 +20,7 @@ from fedagrac.core.cohort import Cohort, Population
 from fedagrac.core.local import EXACT_BELOW, Plan, Result
 from fedagrac.engines.ranks import ALONE, Ranks
 from fedagrac.errors import FedagracError, InputError
-from fedagrac.experiments.build import build_guard
+from fedagrac.experiments.build import build_aggregate, build_guard
 from fedagrac.flower.link import Link, MissedError, RemoteGradients
 from fedagrac.flower.settings import ClientSteps
 from fedagrac.flower.wire import BadReplyError, Parcel, fingerprint
@@ -77,7 +77,7 @@ class FlowerFleet:
     def roster(self) -> Roster:
         """All clients, with the numbers of samples that they reported at the start."""
         sizes = [self.link.sizes[i] for i in range(self.settings.clients)]
-        return Roster.of(sizes, self.settings.batch, self.gradients)
+        return Roster.of(sizes, self.settings.batch, self.gradients, build_aggregate(self.settings.aggregate))
 
     def start(self, server: Server) -> Spent:
         """Wait for all clients and start a server. Return the cost.
@@ -93,7 +93,8 @@ class FlowerFleet:
         self.gradients.buffers_of = server.buffers_of
         if server.buffers is None:  # otherwise gradients must be those at the server's buffers
             self.gradients.remember(x, self.link.gradients)
-        server.start(Population(self.roster.weights, self.gradients))
+        roster = self.roster
+        server.start(Population(roster.weights, self.gradients, aggregate=roster.aggregate))
         self.link.started = True
         return Spent(time.monotonic() - begun, self.link.bytes_down, self.link.bytes_up)
 
