@@ -180,6 +180,22 @@ class Cohort:
             return self.total(weighted_sum(coefficients, rows))
         return robust_sum(self.aggregate, coefficients, rows, scale, self.places, self.whole, self.total)
 
+    def update(
+        self, running: Tensor, coefficients: npt.NDArray[np.float64], before: Tensor, after: Tensor
+    ) -> Tensor:
+        """Return a running sum over all M clients after the members' rows have changed, in float64, [d].
+
+        It is in float64, because a running sum in float32 would keep the rounding error of every large row. Under
+        a robust rule, locations before and after would not cancel, and their errors would add up over the rounds.
+        There the members' part of the coefficients (which must sum to 1 over all clients) moves to the location of
+        the new rows, and the rest stays at the running sum, so the result is a mean of the two.
+        """
+        if self.aggregate is None:
+            change = self.sum(coefficients, after.double()) - self.sum(coefficients, before.double())
+            return running.double() + change
+        part = self.total(torch.tensor(coefficients.sum(), dtype=torch.float64, device=running.device))
+        return (1 - part) * running.double() + self.sum(coefficients, after.double())
+
     def gradients(self, x: Tensor, batch: Literal["full", "first"] = "full") -> Tensor:
         """Return every member's local gradient at x, [m, d]."""
         return self.service(x, self.clients, self.round, batch)
