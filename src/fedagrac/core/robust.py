@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AGGREGATIONS", "Aggregation", "Median", "NormBounded", "TrimmedMean", "robust_sum"]
 
-BLOCK = 2**20
+BLOCK = 2**18
 """How many numbers of the clients' vectors are sorted at a time. It bounds the memory, not the result."""
 
 TIE = 1e-9
@@ -115,7 +115,7 @@ class TrimmedMean(Aggregation):
 
     def _means(self, weights: Tensor, block: Tensor) -> Tensor:
         """Return the trimmed mean of each row of a block, [n]."""
-        values, order = block.sort(dim=1)
+        values, order = _sorted(block)
         own = weights[order]
         above = own.cumsum(dim=1)
         kept = above.clamp(max=1 - self.share) - (above - own).clamp(min=self.share)
@@ -167,9 +167,18 @@ AGGREGATIONS: dict[str, type[Aggregation]] = {
 """Every rule by its name in settings."""
 
 
+def _sorted(block: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row of a block in ascending order, and the places of its values before, [n, m] each."""
+    if block.device.type != "cpu":
+        values, order = block.sort(dim=1)
+        return values, order
+    order = torch.from_numpy(np.argsort(block.numpy(), axis=1))  # three times as fast as torch for short rows
+    return block.gather(1, order), order
+
+
 def _medians(weights: Tensor, block: Tensor) -> Tensor:
     """Return the weighted median of each row of a block, [n]."""
-    values, order = block.sort(dim=1)
+    values, order = _sorted(block)
     below = weights[order].cumsum(dim=1)
     lower = (below < 0.5 - TIE).sum(dim=1, keepdim=True)
     upper = (below <= 0.5 + TIE).sum(dim=1, keepdim=True).clamp(max=len(weights) - 1)
