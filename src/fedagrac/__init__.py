@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from fedagrac.core.cohort import Cohort as Cohort
     from fedagrac.core.local import Plan as Plan
     from fedagrac.core.local import Result as Result
+    from fedagrac.core.robust import Median as Median
+    from fedagrac.core.robust import NormBounded as NormBounded
+    from fedagrac.core.robust import TrimmedMean as TrimmedMean
     from fedagrac.data import IID as IID
     from fedagrac.data import ClientTests as ClientTests
     from fedagrac.data import Dirichlet as Dirichlet
@@ -79,6 +82,7 @@ _NAMES = {
     "fedagrac.callbacks": "Callback Checkpoints EarlyStop MLflow TensorBoard",
     "fedagrac.core.cohort": "Cohort",
     "fedagrac.core.local": "Plan Result",
+    "fedagrac.core.robust": "Median NormBounded TrimmedMean",
     "fedagrac.data": (
         "ClientTests Dirichlet DiskArray Federation IID Images Indices Natural Partition Resample Shards"
     ),

@@ -232,6 +232,44 @@ def test_the_guard_is_that_of_a_simulation(form, tmp_path):
     assert re.fullmatch(r"client 1: dropped, its update is [\d.]+(e\+\d+)? x the median", event)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "rule"),
+    [
+        ("fedagrac", "median", fg.Median()),
+        ("scaffold", "trimmed-mean", fg.TrimmedMean(share=0.2)),
+        ("fedlin", "norm-bounded", fg.NormBounded(factor=1.0)),
+        ("fednova", "median", fg.Median()),
+    ],
+)
+def test_a_robust_rule_is_that_of_a_simulation_and_part_of_the_run(name, kind, rule, tmp_path):
+    """Client 1 is spoilt in round 2, which a robust rule bounds and the sum does not."""
+
+    def spoil(node, kind, round, reply):
+        if node == 11 and kind == "train.steps" and round == 2:
+            vector(reply.content, "model", lambda v: 1e3 * v)
+        return reply
+
+    settings = config(tmp_path, algorithm__name=name, aggregate__kind=kind)
+    if kind == "trimmed-mean":
+        settings["aggregate.share"] = 0.2
+    run = flower(settings, federation(settings, spoil))
+    options = {"steps": fg.Explicit([K]), "batch_size": 10, "engine": FarAway, "aggregate": rule}
+    expected = fg.simulate(model(None).double(), FED, fg.algorithm(name, lr=0.1), 3, **options)
+    assert close(run.state["x"], expected.vector)
+    summed = fg.simulate(
+        model(None).double(), FED, fg.algorithm(name, lr=0.1), 3, **{**options, "aggregate": None}
+    )
+    assert not close(expected.vector, summed.vector, 1e-3)
+    other = {key: value for key, value in settings.items() if not key.startswith("aggregate.")} | {"rounds": 4}
+    with pytest.raises(InputError, match=f"another folder: it holds a run with aggregate = {{'kind': '{kind}'"):
+        flower(other, federation(other))
+
+
+def test_a_robust_rule_on_flower_needs_three_replies(tmp_path):
+    with pytest.raises(InputError, match=r"aggregate = Median\(\): expected a cohort of at least 3 clients"):
+        Settings.of(config(tmp_path, aggregate__kind="median", min_clients=2))
+
+
 @pytest.mark.parametrize("form", ["explicit", "client"])
 def test_a_first_gradient_that_is_far_too_long_is_dropped_by_the_guard(form, tmp_path):
     """Client 2 alone is fast. Its model is good, so today's average would be, too; nu would be ruined."""

@@ -46,7 +46,8 @@ class FedNova(Stateless):
     ) -> tuple[State, Rows]:
         """Return x = x~ - Kbar sum_i omega_i D_i / K_i."""
         D = state["x"] - result.models
-        return {"x": state["x"] - cohort.mean_steps * cohort.sum(cohort.weights / plan.steps, D)}, {}
+        step = cohort.sum(cohort.weights / plan.steps, D, scale=plan.steps)
+        return {"x": state["x"] - cohort.mean_steps * step}, {}
 
     def cost(self, cohort: Cohort) -> Cost:
         """Return the cost: the model down, the model up. K_i is a single number and does not count."""

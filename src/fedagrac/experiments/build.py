@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from fedagrac import models
 from fedagrac.algorithms import Algorithm, algorithm, build_imported
+from fedagrac.core.robust import AGGREGATIONS, Aggregation
 from fedagrac.core.schedule import Piecewise
 from fedagrac.core.streams import first_weights
 from fedagrac.data import DATASETS, IID, Dirichlet, Federation, Partition, Resample, Shards
@@ -36,10 +37,12 @@ if TYPE_CHECKING:
     from fedagrac.rounds.metrics import Metric
 
 __all__ = [
+    "AGGREGATIONS",
     "LOSSES",
     "METRICS",
     "PARTITIONS",
     "STEPS",
+    "build_aggregate",
     "build_algorithm",
     "build_clock",
     "build_federation",
@@ -245,6 +248,19 @@ def build_guard(settings: Settings | None) -> Guard | None:
         return None
     with section("guard"):
         return _construct(Guard, settings)
+
+
+def build_aggregate(settings: Settings | None) -> Aggregation | None:
+    """Make the robust rule in place of sums over clients. Return None if there is no table.
+
+    Examples:
+        >>> build_aggregate({"kind": "trimmed-mean", "share": 0.3})
+        TrimmedMean(share=0.3)
+    """
+    if settings is None:
+        return None
+    with section("aggregate"):
+        return build_kind(settings, AGGREGATIONS)
 
 
 def build_loss(name: str) -> Loss | None:

@@ -22,7 +22,7 @@ from fedagrac.core.cohort import Cohort, Population
 from fedagrac.core.local import EXACT_BELOW, Plan, Result
 from fedagrac.engines.ranks import ALONE, Ranks
 from fedagrac.errors import FedagracError, InputError, shown
-from fedagrac.experiments.build import build_guard
+from fedagrac.experiments.build import build_aggregate, build_guard
 from fedagrac.flower.link import Link, MissedError, RemoteGradients
 from fedagrac.flower.operating import EXCLUSIONS, read_exclusions
 from fedagrac.flower.settings import NOTED, ClientSteps
@@ -97,7 +97,7 @@ class FlowerFleet:
     def roster(self) -> Roster:
         """All clients, with the numbers of samples that they reported at the start."""
         sizes = [self.link.sizes[i] for i in range(self.settings.clients)]
-        return Roster.of(sizes, self.settings.batch, self.gradients)
+        return Roster.of(sizes, self.settings.batch, self.gradients, build_aggregate(self.settings.aggregate))
 
     def start(self, server: Server) -> Spent:
         """Wait for clients and start a server. Return the cost.
@@ -144,12 +144,12 @@ class FlowerFleet:
         """
         roster, everyone = self.roster, np.arange(self.settings.clients)
         absent = np.setdiff1d(everyone, present)
-        population = Population(roster.weights, self.gradients)
+        population = Population(roster.weights, self.gradients, aggregate=roster.aggregate)
         if len(absent):
             total = sum(roster.masses[client] for client in present)
             weights = np.zeros(len(everyone))
             weights[present] = [float(Fraction(roster.masses[client]) / total) for client in present]
-            population = Population(weights, self.gradients, np.array(present))
+            population = Population(weights, self.gradients, np.array(present), aggregate=roster.aggregate)
         server.start(population)
         if server.algorithm.traits.start == "gradients":
             if len(absent):

@@ -14,7 +14,15 @@ from pydantic import Field, StrictFloat, StrictInt, StrictStr, ValidationError
 from fedagrac.algorithms import Algorithm
 from fedagrac.engines import ENGINES
 from fedagrac.errors import MOST_CLIENTS, InputError, count, non_negative, one_of, positive, unknown
-from fedagrac.experiments.build import STEPS, build_guard, build_kind, build_participation, build_stop, section
+from fedagrac.experiments.build import (
+    STEPS,
+    build_aggregate,
+    build_guard,
+    build_kind,
+    build_participation,
+    build_stop,
+    section,
+)
 from fedagrac.experiments.schema import AlgorithmSettings, StrictTable
 from fedagrac.flower.identity import FINGERPRINT
 from fedagrac.heterogeneity import Participation, StepSchedule
@@ -116,6 +124,7 @@ class Settings(StrictTable):
     algorithm: AlgorithmSettings
     steps: dict[str, Any] = Field({"kind": "constant", "steps": 10})
     guard: dict[str, Any] | None = None
+    aggregate: dict[str, Any] | None = None
     stop: dict[str, Any] = Field({})
     app: dict[str, Any] = Field({})
 
@@ -160,6 +169,9 @@ class Settings(StrictTable):
         self.check_keys()
         self.build_algorithm()
         build_guard(self.guard)
+        rule = build_aggregate(self.aggregate)
+        if rule is not None:
+            rule.check_cohort(self.min_clients)
         build_stop(self.stop)
         steps = self.build_steps()
         if isinstance(steps, ClientSteps):
@@ -266,6 +278,7 @@ class Settings(StrictTable):
             metrics=metrics,
             stop=build_stop(self.stop),
             guard=build_guard(self.guard),
+            aggregate=build_aggregate(self.aggregate),
         )
 
     def identity(self) -> dict[str, Any]:
