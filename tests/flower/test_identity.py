@@ -101,8 +101,8 @@ def test_each_partition_goes_to_the_node_that_holds_its_key(keys):
     link = greeted(config, Grid(config, {**strangers, **honest}))
     assert link.nodes == {0: 11, 1: 12}
     of = config["keys.1"], config["keys.0"]
-    assert f"node 8: reply dropped, its key is {of[0]}, partition 0 belongs to {of[1]}" in link.events
-    assert any(event.startswith("node 9: reply dropped, its key is") for event in link.events)
+    assert f"node 8: refused, its key is {of[0]}, partition 0 belongs to {of[1]}" in link.events
+    assert any(event.startswith("node 9: refused, its key is") for event in link.events)
     assert any(event.startswith("node 10:") and "node config key = None" in event for event in link.events)
 
 
