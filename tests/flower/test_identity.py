@@ -208,4 +208,4 @@ def test_a_run_whose_clients_have_a_refused_modifier_ends_with_its_name(keys):
     config = {**config_of(keys), "wait_seconds": 0.1, "attempts": 1}
     grid = Grid(config, {11: (1, 0, keys / "node-0"), 12: (1, 1, keys / "node-1")}, mods=[secaggplus_mod])
     with pytest.raises(fg.errors.FedagracError, match=r"0 of clients = 2 connected .*mods = 'secaggplus_mod'"):
-        greeted(config, grid).wait_for(2, 0)
+        greeted(config, grid).wait_for([0, 1], 2, 0)
