@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from fedagrac.core.cohort import Cohort as Cohort
     from fedagrac.core.local import Plan as Plan
     from fedagrac.core.local import Result as Result
+    from fedagrac.core.optimizers import SGD as SGD
+    from fedagrac.core.optimizers import Adam as Adam
+    from fedagrac.core.optimizers import AdamW as AdamW
+    from fedagrac.core.optimizers import LocalOptimizer as LocalOptimizer
     from fedagrac.data import IID as IID
     from fedagrac.data import ClientTests as ClientTests
     from fedagrac.data import Dirichlet as Dirichlet
@@ -78,6 +82,7 @@ _NAMES = {
     "fedagrac.algorithms.base": "Cost Stateless Traits average",
     "fedagrac.callbacks": "Callback Checkpoints EarlyStop MLflow TensorBoard",
     "fedagrac.core.cohort": "Cohort",
+    "fedagrac.core.optimizers": "Adam AdamW LocalOptimizer SGD",
     "fedagrac.core.local": "Plan Result",
     "fedagrac.data": (
         "ClientTests Dirichlet DiskArray Federation IID Images Indices Natural Partition Resample Shards"

@@ -51,9 +51,12 @@ REGISTRY: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
 }
 """Every algorithm by name: its class, and the settings that the name fixes."""
 
+COMMON = ("lr", "local")
+"""The settings that all algorithms share."""
+
 
 def options_of(name: str, imports: Imports | None = None) -> dict[str, Any]:
-    """Return the settings of an algorithm besides lr, with their defaults; None for one that must be given.
+    """Return the settings of an algorithm besides lr and local, with their defaults; None for one without.
 
     `imports` says which import paths may be followed; by default those of files in the current folder.
 
@@ -63,9 +66,9 @@ def options_of(name: str, imports: Imports | None = None) -> dict[str, Any]:
     """
     if is_import_path(name):
         parameters = (imports or Imports()).parameters(name)
-        return {key: value for key, value in parameters.items() if key != "lr"}
+        return {key: value for key, value in parameters.items() if key not in COMMON}
     cls, fixed = REGISTRY[one_of("name", name, REGISTRY)]
-    return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in {"lr", *fixed}}
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in {*COMMON, *fixed}}
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:
@@ -78,12 +81,12 @@ def algorithm(name: str, **options: Any) -> Algorithm:
         >>> algorithm("fedagrac-first", lr=0.01).transmit
         'first'
         >>> algorithm("fedagrac.algorithms:FedProx", lr=0.01, mu=0.5)
-        FedProx(lr=0.01, mu=0.5)
+        FedProx(lr=0.01, local=SGD(), mu=0.5)
     """
     if is_import_path(name):
         return build_imported(name, options, Imports(trusted=True))
     cls, fixed = REGISTRY[one_of("name", name, REGISTRY)]
-    _check_options(name, options, ["lr", *options_of(name)])
+    _check_options(name, options, [*COMMON, *options_of(name)])
     return cls(**fixed, **options)
 
 

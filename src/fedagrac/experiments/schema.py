@@ -89,7 +89,7 @@ class AlgorithmSettings(StrictTable):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: StrictStr = Field(max_length=LONGEST_NAME)
-    lr: Number | None = None
+    lr: Number | dict[str, Any] | None = None
     label: StrictStr | None = Field(None, min_length=1, max_length=100)
 
     @property
@@ -97,7 +97,7 @@ class AlgorithmSettings(StrictTable):
         """The name of the run folder."""
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.label or last_name(self.name)).strip("-.") or "run"
 
-    def build(self, shared_lr: float | None = None, imports: Imports | None = None) -> Algorithm:
+    def build(self, shared_lr: float | dict[str, Any] | None = None, imports: Imports | None = None) -> Algorithm:
         """Make the algorithm, with the shared lr if the table has none."""
         table = self.model_dump(exclude_none=True, exclude={"label"})
         if "lr" not in table and shared_lr is not None:
@@ -142,7 +142,7 @@ class Experiment(StrictTable):
     name: StrictStr = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     rounds: StrictInt = 100
     seed: StrictInt = 0
-    lr: Number | None = None
+    lr: Number | dict[str, Any] | None = None
     target: Number | None = None
     eval_every: StrictInt = 1
     checkpoint_every: StrictInt = Field(10, ge=0)
@@ -234,10 +234,13 @@ class Experiment(StrictTable):
         if chosen.fine_tune_steps is None and not chosen.local_only:
             accepted = "fine_tune_steps, the steps that each client trains the final model, or local_only = true"
             raise InputError("per_client", chosen.model_dump(exclude_none=True), accepted)
-        if chosen.fine_tune_steps is not None and chosen.fine_tune_lr is None and self.lr is None:
-            raise InputError("per_client.fine_tune_lr", None, "a number above 0, or lr at the top level")
-        if chosen.local_only and self.lr is None:
-            raise InputError("lr", None, "a number above 0 at the top level, for per_client.local_only")
+        constant = isinstance(self.lr, int | float)
+        if chosen.fine_tune_steps is not None and chosen.fine_tune_lr is None and not constant:
+            raise InputError(
+                "per_client.fine_tune_lr", None, "a number above 0, or a number as lr at the top level"
+            )
+        if chosen.local_only and not constant:
+            raise InputError("lr", self.lr, "a number above 0 at the top level, for per_client.local_only")
 
     def resolved(self) -> dict[str, Any]:
         """Return the table of the experiment with all defaults that are known without data and imports."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import torch
 
-from fedagrac.core.local import EXACT_BELOW, Plan, Result
+from fedagrac.core.local import Plan, Result
 from fedagrac.core.streams import first_weights
 from fedagrac.data.federation import Federation
 from fedagrac.engines import LanesEngine, Loss, SerialEngine, Workload
@@ -178,12 +178,11 @@ class LocalClient:
         t, x = int(ask.facts["round"]), self._place(ask, "x")
         correction = self._place(ask, "c")[None] if "c" in ask.vectors else None
         planned, mean = int(ask.facts["steps"]), bool(ask.facts["mean"])
-        numbers = {"lr": float(ask.facts["lr"]), "mu": float(ask.facts["mu"])}
+        lr, mu = float(ask.facts["lr"]), float(ask.facts["mu"])
+        local = self.settings.build_algorithm().local
 
         def plan(steps: int, mean: bool) -> Plan:
-            made = Plan.of(
-                [steps], correction=correction, first_steps=int(ask.facts["first"]), mean=mean, **numbers
-            )
+            made = Plan.of([steps], lr, correction, mu, int(ask.facts["first"]), mean, local)
             return dataclasses.replace(made, buffers=self._buffers(ask))
 
         if planned:
@@ -192,7 +191,7 @@ class LocalClient:
             result, K = engine.run(chosen, x, SELF, t), planned
         else:
             # K is not known yet, so gradients are summed if a run of one step would need their sum
-            sum_needed = mean and (numbers["lr"] < EXACT_BELOW or numbers["mu"] > 0)
+            sum_needed = mean and plan(1, mean).inexact(0, 1)
             result, K = self._run_until_time_is_over(lambda most: plan(most, sum_needed), x, t)
         sent = {"model": result.models[0]}
         if result.first is not None and planned:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedagrac.core.cohort import Cohort, Population
-from fedagrac.core.local import EXACT_BELOW, Plan, Result
+from fedagrac.core.local import Plan, Result
 from fedagrac.engines.ranks import ALONE, Ranks
 from fedagrac.errors import FedagracError, InputError
 from fedagrac.experiments.build import build_guard
@@ -302,7 +302,7 @@ class FlowerFleet:
 
     def diagnose(self, algorithm: Algorithm, replies: Replies) -> Divergence:
         """Return a divergence at the server, because replies that are not finite are dropped."""
-        return Divergence(replies.order.whole.round + 1, algorithm.lr)
+        return Divergence(replies.order.whole.round + 1, algorithm.lr_in(replies.order.whole))
 
     def note(self, round: int, event: str) -> None:
         """Log an event, and keep it for the history."""
@@ -348,8 +348,7 @@ def _message(order: Order, row: int, chosen: bool = False) -> Parcel:
 
 def _sends_sum(plan: Plan, row: int, steps: int) -> bool:
     """Return whether a member that did these steps sends the sum of its gradients."""
-    inaccurate = float(plan.lr[row]) * steps < EXACT_BELOW or float(plan.mu[row]) > 0
-    return plan.mean and inaccurate
+    return plan.mean and plan.inexact(row, steps)
 
 
 def _vectors(order: Order, row: int) -> dict[str, int]:

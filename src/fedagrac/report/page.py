@@ -387,7 +387,8 @@ def _notes(runs: Sequence[StoredRun], names: Sequence[str]) -> list[str]:
         if run.status in ("diverged", "unfinished"):
             notes.append(f"{name} {run.status}: {run.reason}")
         shared, lr = run.experiment.get("lr"), run.algorithm_settings.get("lr")
-        if scales_shared_lr(run) and shared and lr and lr != shared:
+        numbers = isinstance(shared, int | float) and isinstance(lr, int | float)
+        if scales_shared_lr(run) and numbers and shared and lr and lr != shared:
             factor = f"lr {lr:.4g} is {lr / shared:.4g} times the shared {shared:g}"
             notes.append(f"{run.label}: {factor}, because {run.algorithm} divides its step size by K_i.")
     return list(dict.fromkeys(notes))
