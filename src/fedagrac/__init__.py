@@ -13,13 +13,29 @@ from fedagrac.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedagrac import models as models
+    from fedagrac.algorithms import MIFA as MIFA
     from fedagrac.algorithms import Algorithm as Algorithm
+    from fedagrac.algorithms import FedACG as FedACG
+    from fedagrac.algorithms import FedAdagrad as FedAdagrad
+    from fedagrac.algorithms import FedAdam as FedAdam
     from fedagrac.algorithms import FedaGrac as FedaGrac
     from fedagrac.algorithms import FedAvg as FedAvg
+    from fedagrac.algorithms import FedAvgM as FedAvgM
+    from fedagrac.algorithms import FedCM as FedCM
+    from fedagrac.algorithms import FedDyn as FedDyn
+    from fedagrac.algorithms import FedExP as FedExP
+    from fedagrac.algorithms import FedLESAM as FedLESAM
     from fedagrac.algorithms import FedLin as FedLin
     from fedagrac.algorithms import FedNova as FedNova
     from fedagrac.algorithms import FedProx as FedProx
+    from fedagrac.algorithms import FedSAM as FedSAM
+    from fedagrac.algorithms import FedVARP as FedVARP
+    from fedagrac.algorithms import FedYogi as FedYogi
+    from fedagrac.algorithms import Mime as Mime
+    from fedagrac.algorithms import MimeLite as MimeLite
+    from fedagrac.algorithms import Scaffnew as Scaffnew
     from fedagrac.algorithms import Scaffold as Scaffold
+    from fedagrac.algorithms import ServerOptimizer as ServerOptimizer
     from fedagrac.algorithms import algorithm as algorithm
     from fedagrac.algorithms.base import Cost as Cost
     from fedagrac.algorithms.base import Stateless as Stateless
@@ -78,7 +94,10 @@ if TYPE_CHECKING:
     from fedagrac.rounds.stop import Stop as Stop
 
 _NAMES = {
-    "fedagrac.algorithms": "Algorithm FedAvg FedLin FedNova FedProx FedaGrac Scaffold algorithm",
+    "fedagrac.algorithms": (
+        "Algorithm FedACG FedAdagrad FedAdam FedAvg FedAvgM FedCM FedDyn FedExP FedLESAM FedLin FedNova FedProx "
+        "FedSAM FedVARP FedYogi FedaGrac MIFA Mime MimeLite Scaffnew Scaffold ServerOptimizer algorithm"
+    ),
     "fedagrac.algorithms.base": "Cost Stateless Traits average",
     "fedagrac.callbacks": "Callback Checkpoints EarlyStop MLflow TensorBoard",
     "fedagrac.core.cohort": "Cohort",

@@ -10,25 +10,50 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedagrac.algorithms.base import Algorithm, Traits
+from fedagrac.algorithms.fedacg import FedACG
 from fedagrac.algorithms.fedagrac import NAMES, FedaGrac
 from fedagrac.algorithms.fedavg import FedAvg
+from fedagrac.algorithms.fedcm import FedCM
+from fedagrac.algorithms.feddyn import FedDyn
+from fedagrac.algorithms.fedexp import FedExP
 from fedagrac.algorithms.fedlin import FedLin
 from fedagrac.algorithms.fednova import FedNova
+from fedagrac.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from fedagrac.algorithms.fedprox import FedProx
+from fedagrac.algorithms.fedsam import FedLESAM, FedSAM
+from fedagrac.algorithms.fedvarp import MIFA, FedVARP
+from fedagrac.algorithms.mime import Mime, MimeLite
+from fedagrac.algorithms.scaffnew import Scaffnew
 from fedagrac.algorithms.scaffold import Scaffold
 from fedagrac.errors import InputError, one_of, unknown
 from fedagrac.imports import Imports, is_import_path
 
 __all__ = [
+    "MIFA",
     "PAPER",
     "REGISTRY",
     "Algorithm",
+    "FedACG",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedCM",
+    "FedDyn",
+    "FedExP",
+    "FedLESAM",
     "FedLin",
     "FedNova",
     "FedProx",
+    "FedSAM",
+    "FedVARP",
+    "FedYogi",
     "FedaGrac",
+    "Mime",
+    "MimeLite",
+    "Scaffnew",
     "Scaffold",
+    "ServerOptimizer",
     "algorithm",
     "build_imported",
     "check_declared",
@@ -48,6 +73,21 @@ REGISTRY: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
         name: (FedaGrac, {} if transmit == "hybrid" else {"transmit": transmit})
         for transmit, name in NAMES.items()
     },
+    "fedavgm": (FedAvgM, {}),
+    "fedadam": (FedAdam, {}),
+    "fedyogi": (FedYogi, {}),
+    "fedadagrad": (FedAdagrad, {}),
+    "feddyn": (FedDyn, {}),
+    "fedcm": (FedCM, {}),
+    "fedacg": (FedACG, {}),
+    "mimelite": (MimeLite, {}),
+    "mime": (Mime, {}),
+    "fedvarp": (FedVARP, {}),
+    "mifa": (MIFA, {}),
+    "fedexp": (FedExP, {}),
+    "scaffnew": (Scaffnew, {}),
+    "fedsam": (FedSAM, {}),
+    "fedlesam": (FedLESAM, {}),
 }
 """Every algorithm by name: its class, and the settings that the name fixes."""
 

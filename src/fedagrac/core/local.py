@@ -70,6 +70,9 @@ class Plan:
             It costs a second gradient in every step.
         scale: the network is that of scale o (x + p_i), and the gradient is that with respect to x, [m, d]; None
             for the network of x + p_i.
+        anchored: whether the gradient at x~ over the same batch is subtracted from every gradient. It costs a
+        second
+            gradient in every step.
     """
 
     steps: npt.NDArray[np.int64]
@@ -88,6 +91,7 @@ class Plan:
     beside: Tensor | None = None
     ascent: npt.NDArray[np.float64] | None = None
     scale: Tensor | None = None
+    anchored: bool = False
 
     @classmethod
     def of(
@@ -172,7 +176,7 @@ class Plan:
     def simple(self) -> bool:
         """Whether the rule has no start, mask, scale or point beside x."""
         parts = self.start, self.mask, self.beside, self.ascent, self.scale
-        return all(part is None for part in parts)
+        return all(part is None for part in parts) and not self.anchored
 
     @property
     def linear(self) -> bool:
@@ -181,8 +185,8 @@ class Plan:
 
     @property
     def at_x(self) -> bool:
-        """Whether gradients are those of the network of x itself."""
-        return self.beside is None and self.ascent is None and self.scale is None
+        """Whether gradients are those of the network of x itself, and no others are computed."""
+        return self.beside is None and self.ascent is None and self.scale is None and not self.anchored
 
     def inexact(self, row: int, steps: int) -> bool:
         """Return whether a member's mean gradient cannot be reconstructed well if it makes this many steps.
@@ -320,8 +324,8 @@ def _check_local(source: str, plan: Plan, m: int) -> None:
         raise InputError(f"{source} local", plan.local, "a local optimizer, such as fedagrac.SGD(momentum=0.9)")
     if plan.ascent is not None and (np.shape(plan.ascent) != (m,) or not (np.asarray(plan.ascent) >= 0).all()):
         raise InputError(f"{source} ascent", plan.ascent, f"a number of at least 0 for each of {m} clients")
-    if plan.ascent is not None and (plan.beside is not None or plan.scale is not None):
-        raise InputError(f"{source} ascent", plan.ascent, "a plan without points beside x and without scales")
+    if sum((plan.ascent is not None, plan.anchored, plan.beside is not None or plan.scale is not None)) > 1:
+        raise InputError(f"{source} ascent", plan.ascent, "one of ascent, anchored, and points beside x or scales")
 
 
 def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:

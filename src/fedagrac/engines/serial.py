@@ -75,7 +75,7 @@ class SerialEngine:
                 x_i, center = models[i], x if x.ndim == 1 else x[i]
                 slots = [torch.zeros_like(x_i) for _ in range(plan.local.slots)]
                 running = torch.zeros((), dtype=torch.float64, device=x.device)
-                point = Point.of(plan, i, x_i)
+                point = Point.of(plan, i, x_i, center)
                 w.model.bind(x_i if point is None else point.y)
                 if plan.buffers is not None:
                     w.model.buffers.put(plan.buffers[i])
@@ -153,19 +153,23 @@ class SerialEngine:
     def _beside(self, point: Point, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         """Return loss and gradient over a batch at a point beside x, to which the module is bound.
 
-        With an ascent, both passes begin with the same buffers. The loss and the buffers afterwards are those of
-        the first pass, at x.
+        With an ascent or an anchor, both passes begin with the same buffers. The loss and the buffers afterwards
+        are those of the first pass, at x.
         """
         point.place(x)
-        if not point.ascent:
+        if not point.ascent and point.anchor is None:
             return self._gradient(point.beside_x(x), inputs, targets, point.scale)
         buffers = self.workload.model.buffers
         before = buffers.take(x.dtype) if buffers.names else None
         value, g = self._gradient(x, inputs, targets)
         after = buffers.take(x.dtype) if buffers.names else None
         buffers.put(before)
-        point.y.copy_(x + g * ascent_factors(g.square().sum(), point.ascent))
-        g = self._gradient(point.y, inputs, targets)[1]
+        if point.anchor is not None:
+            point.y.copy_(point.anchor)
+            g -= self._gradient(point.y, inputs, targets)[1]
+        else:
+            point.y.copy_(x + g * ascent_factors(g.square().sum(), point.ascent))
+            g = self._gradient(point.y, inputs, targets)[1]
         buffers.put(after)
         return value, g
 
@@ -207,27 +211,30 @@ def _descend(plan: Plan, row: int, x: Tensor, center: Tensor, g: Tensor, slots: 
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """Where a client's gradients are taken if that is not x: scale o (x + p), or x + rho g / |g|.
+    """Where a client's gradients are taken if that is not x alone: scale o (x + p), x + rho g / |g|, or x and x~.
 
     Attributes:
         y: the vector to which the module is bound.
         beside: p; None for 0.
         scale: the scale; None for 1.
         ascent: rho.
+        anchor: x~, whose gradient is subtracted; None for none.
     """
 
     y: Tensor
     beside: Tensor | None
     scale: Tensor | None
     ascent: float
+    anchor: Tensor | None
 
     @classmethod
-    def of(cls, plan: Plan, row: int, x: Tensor) -> Point | None:
+    def of(cls, plan: Plan, row: int, x: Tensor, center: Tensor) -> Point | None:
         """Return the point of one member; None if its gradients are those at x."""
         if plan.at_x:
             return None
         beside, scale = (None if rows is None else rows[row] for rows in (plan.beside, plan.scale))
-        return cls(x.clone(), beside, scale, 0.0 if plan.ascent is None else float(plan.ascent[row]))
+        ascent = 0.0 if plan.ascent is None else float(plan.ascent[row])
+        return cls(x.clone(), beside, scale, ascent, center if plan.anchored else None)
 
     def beside_x(self, x: Tensor) -> Tensor:
         """Return x + p."""

@@ -157,7 +157,7 @@ class FixedLanes:
             return None
         beside, scale = (None if rows is None else self._blocks(lanes, x) for rows in (plan.beside, plan.scale))
         ascent = None if plan.ascent is None else torch.zeros(lanes, dtype=x.dtype, device=x.device)
-        return Points(beside, scale, ascent)
+        return Points(beside, scale, ascent, self._blocks(lanes, x) if plan.anchored else None)
 
     def _fill(self, blocks: list[Tensor], rows: Tensor) -> None:
         """Copy rows [W, d] into blocks."""
@@ -170,7 +170,7 @@ class FixedLanes:
         parts = plan.correction is not None, bool(plan.mu.any()), bool(plan.first_steps.any()), plan.accumulate
         unroll = _unroll(wave, workload) if compiled else 1
         moving = plan.buffers is not None
-        others = [rows is not None for rows in (plan.mask, plan.beside, plan.scale, plan.ascent)]
+        others = [rows is not None for rows in (plan.mask, plan.beside, plan.scale, plan.ascent)] + [plan.anchored]
         sizes = len(wave.rows), wave.samples.shape[1]
         return *sizes, wave.shifts is not None, unroll, moving, *parts, *others, plan.local
 
@@ -211,7 +211,7 @@ class FixedLanes:
         if b.mask is not None and plan.mask is not None:
             self._fill(b.mask, plan.mask[rows])
         if b.points is not None:
-            self._fill_points(b.points, plan, wave.rows, rows)
+            self._fill_points(b.points, plan, wave.rows, rows, x_of_rows)
         for collected in (b.first, b.total, *b.slots):
             for block in collected or ():
                 block.zero_()
@@ -219,8 +219,12 @@ class FixedLanes:
             for name, start in self._model.buffers.rows(plan.buffers[rows]).items():
                 b.moving[name].copy_(start)
 
-    def _fill_points(self, points: Points, plan: Plan, rows: npt.NDArray[np.int64], where: Tensor) -> None:
+    def _fill_points(
+        self, points: Points, plan: Plan, rows: npt.NDArray[np.int64], where: Tensor, centers: Tensor
+    ) -> None:
         """Copy the points of a wave."""
+        if points.anchor is not None:
+            self._fill(points.anchor, centers)
         for blocks, values in ((points.beside, plan.beside), (points.scale, plan.scale)):
             if blocks is not None and values is not None:
                 self._fill(blocks, values[where])

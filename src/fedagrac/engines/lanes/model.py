@@ -73,7 +73,7 @@ class LaneModel:
         """Return each lane's loss, [m], its gradient by parameter, each [m, ...], and its buffers afterwards.
 
         Buffers that are not given are those of the user's module. Gradients are taken at the models, or at points
-        beside them; losses and buffers of an ascent are those at the models.
+        beside them; losses and buffers of an ascent or an anchor are those at the models.
         """
         w = self.workload
         m, batch = samples.shape
@@ -89,6 +89,9 @@ class LaneModel:
 
         if points is None:
             return at(blocks)
+        if points.anchor is not None:
+            losses, gradients, moved = at(blocks)
+            return losses, [g - a for g, a in zip(gradients, at(points.anchor)[1], strict=True)], moved
         if points.ascent is None:
             beside = points.beside
             models = blocks if beside is None else [X + p for X, p in zip(blocks, beside, strict=True)]

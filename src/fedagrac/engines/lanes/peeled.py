@@ -48,7 +48,7 @@ class PeeledLanes:
         self._proximal = bool(plan.mu[wave.rows].any())
         self._C = None if plan.correction is None else plan.correction[self.where]
         self._mask = None if plan.mask is None else plan.mask[self.where]
-        self._points = Points.of(plan, self.where, vector_model)
+        self._points = Points.of(plan, self.where, vector_model, self.centers)
         self.slots = [torch.zeros_like(self.X) for _ in range(plan.local.slots)]
         self.loss = torch.zeros(len(wave.rows), dtype=torch.float64, device=x.device)
         self.first = torch.zeros_like(self.X) if plan.first_steps.any() else None

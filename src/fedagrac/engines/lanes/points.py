@@ -16,20 +16,22 @@ __all__ = ["Points", "per_lane"]
 
 
 class Points(NamedTuple):
-    """Where gradients are taken: at scale o (x + p), or at x + rho g / |g|.
+    """Where gradients are taken: at scale o (x + p), at x + rho g / |g|, or at x and x~.
 
     Attributes:
         beside: p, one block [m, ...] for each parameter; None for 0.
         scale: the scale, like p; None for 1.
         ascent: rho of each lane, [m]; None for 0.
+        anchor: x~, like p, whose gradient is subtracted; None for none.
     """
 
     beside: list[Tensor] | None = None
     scale: list[Tensor] | None = None
     ascent: Tensor | None = None
+    anchor: list[Tensor] | None = None
 
     @classmethod
-    def of(cls, plan: Plan, rows: Tensor, model: VectorModel) -> Points | None:
+    def of(cls, plan: Plan, rows: Tensor, model: VectorModel, centers: Tensor) -> Points | None:
         """Return the points of some rows of a plan; None if gradients are those at x."""
         if plan.at_x:
             return None
@@ -40,14 +42,16 @@ class Points(NamedTuple):
         ascent = None
         if plan.ascent is not None:
             ascent = torch.as_tensor(plan.ascent, dtype=model.dtype).to(rows.device)[rows]
-        return cls(beside, scale, ascent)
+        anchor = list(model.row_views(centers.contiguous()).values()) if plan.anchored else None
+        return cls(beside, scale, ascent, anchor)
 
     def lanes(self, which: slice | Tensor) -> Points:
         """Return the points of some lanes."""
-        beside, scale = (
-            None if blocks is None else [block[which] for block in blocks] for blocks in (self.beside, self.scale)
+        beside, scale, anchor = (
+            None if blocks is None else [block[which] for block in blocks]
+            for blocks in (self.beside, self.scale, self.anchor)
         )
-        return Points(beside, scale, None if self.ascent is None else self.ascent[which])
+        return Points(beside, scale, None if self.ascent is None else self.ascent[which], anchor)
 
 
 def per_lane(values: Tensor, rows: Tensor) -> Tensor:
