@@ -3,6 +3,7 @@
 # make lint             formatting, lint, types and the layers of the package
 # make reproduce-quick  every table and figure of the paper on real data, scaled down to minutes
 # make soak             long runs, many clients, large checkpoints: measures every promise of docs/reliability.md
+# make attack           bad nodes, mutated replies, received files, on loopback only: measures what docs/reliability.md says
 # make audit            look up every pinned version for known vulnerabilities (exit code 3: not all were looked up)
 # make bench            time every engine on this machine
 # make bench-peers      time pfl-research and Flower, each in its own environment
@@ -14,7 +15,7 @@ VENV_PYTHON := .venv/bin/python
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(VENV_PYTHON) -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: demo install test lint docs reproduce-quick soak audit bench bench-peers clean
+.PHONY: demo install test lint docs reproduce-quick soak attack audit bench bench-peers clean
 
 demo: install
 	$(VENV_PYTHON) -m fedagrac run
@@ -38,6 +39,9 @@ reproduce-quick: install
 
 soak: .venv/.fuzz
 	$(VENV_PYTHON) -m benchmarks.soak
+
+attack: .venv/.dev
+	$(VENV_PYTHON) -m benchmarks.attack
 
 audit:
 	"$(PYTHON)" .ci/audit.py

@@ -1,10 +1,12 @@
 """Run a federation of real processes on loopback: one SuperLink and its SuperNodes."""
 
 import contextlib
+import http.client
 import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -123,13 +125,14 @@ class Loopback:
     Attributes:
         folder: the folder that holds the apps, the log of every process and the results of every run.
         nodes: the number of SuperNodes.
-        keys: the folder with keys and certificates, or None for connections without TLS.
+        keys: the folder with keys and certificates, or None for connections without TLS. With keys, nodes reach
+            the SuperLink through the gate.
         processes: the running processes by name, each the leader of its own process group.
     """
 
     def __init__(self, folder, nodes, keys=None):
         self.folder, self.nodes, self.keys = Path(folder), nodes, keys
-        self.ports = free_ports(nodes + 1)
+        *self.ports, self.gate = free_ports(nodes + 3)
         self.processes = {}
         self.killed_runs = []
         self.home = self.folder / "home"
@@ -207,17 +210,34 @@ class Loopback:
             return False
 
         self.wait_for(accepts)
-
-    def start_node(self, i, config="", key=None):
-        """Start the SuperNode of client i."""
-        safety = ["--insecure"]
         if self.keys is not None:
-            safety = ["--root-certificates", self.keys / "ca.crt"]
+            self.start_gate()
+
+    def start_gate(self):
+        """Start the gate and wait until it passes requests of nodes on: the SuperLink misses their signature."""
+        options = ["--host", "127.0.0.1", "--port", self.gate, "--superlink", f"127.0.0.1:{self.ports[0]}"]
+        self.start("gate", "python", "-m", "fedagrac", "flower", "gate", self.keys, *options)
+        self.wait_for(lambda: self.knock("/v1/fleet/pull-messages") == 401)
+
+    def knock(self, path):
+        """Send an empty request to the gate, as anybody can who has ca.crt. Return the status or None."""
+        trust = ssl.create_default_context(cafile=self.keys / "ca.crt")
+        connection = http.client.HTTPSConnection("127.0.0.1", self.gate, timeout=60, context=trust)
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            connection.request("POST", path, b"", {"content-type": "application/protobuf"})
+            return connection.getresponse().status
+
+    def start_node(self, i, config="", key=None, partition=None, second=False):
+        """Start SuperNode i, which has partition i unless another is given, or a second one beside it."""
+        safety, address = ["--insecure"], f"127.0.0.1:{self.ports[0]}"
+        if self.keys is not None:
+            safety, address = ["--root-certificates", self.keys / "ca.crt"], f"127.0.0.1:{self.gate}"
             safety += [] if key is None else ["--auth-supernode-private-key", key]
-        command = ["flower-supernode", *safety, "--superlink", f"127.0.0.1:{self.ports[0]}"]
-        self.start(
-            f"node{i}", *command, "--port", self.ports[1 + i], "--node-config", f"partition-id={i} {config}"
-        )
+            config += "" if key is None else f' key="{key}"'
+        command = ["flower-supernode", *safety, "--superlink", address]
+        name, port = (f"second{i}", self.ports[-1]) if second else (f"node{i}", self.ports[1 + i])
+        chosen = i if partition is None else partition
+        self.start(name, *command, "--port", port, "--node-config", f"partition-id={chosen} {config}")
 
     def flwr(self, *arguments):
         """Run a command of `flwr` and return its output."""

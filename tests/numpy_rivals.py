@@ -1,8 +1,8 @@
 """The algorithms beside the paper's, in plain NumPy, written from their own papers' equations.
 
-Every function takes `problem` (gradient(i, x), the client's full gradient), n (sample counts of all clients), K (steps of
-all clients), x, eta and `cohorts`, the clients that take part in each round. It returns the models after every round.
-Full batches, so a gradient over "the same batch" is the full gradient.
+Every function takes `problem` (gradient(i, x), the client's full gradient), n (sample counts of all clients), K
+(steps of all clients), x, eta and `cohorts`, the clients that take part in each round. It returns the models after
+every round. Full batches, so a gradient over "the same batch" is the full gradient.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Run a guarded and two diverging simulations in each process of a sharded test; every rank writes results."""
+"""Run guarded, diverging and robust simulations in each process of a sharded test; every rank writes results."""
 
 import json
 import sys
@@ -29,7 +29,15 @@ def outcome():
     steps = fg.Constant(90)
     by_all = q.simulate(fg.FedAvg(lr=1e3), rounds=90)
     by_some = lost.simulate(fg.FedAvg(lr=0.01), rounds=3, steps=steps)
+    rules = [fg.Median(), fg.TrimmedMean(share=0.2), fg.NormBounded()]
+    robust = [
+        q.simulate(fg.algorithm(name, lr=0.01), rounds=3, participation=cohort, aggregate=rule)
+        for rule in rules
+        for name in ("fednova", "fedagrac")
+        for cohort in (None, 4)
+    ]
     return {
+        "robust": [result.vector.tolist() for result in robust],
         "dropped": guarded.history.column("dropped"),
         "x": guarded.vector.tolist(),
         "reasons": [by_all.reason, by_some.reason],

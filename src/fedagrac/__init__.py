@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from fedagrac.core.optimizers import Adam as Adam
     from fedagrac.core.optimizers import AdamW as AdamW
     from fedagrac.core.optimizers import LocalOptimizer as LocalOptimizer
+    from fedagrac.core.robust import Median as Median
+    from fedagrac.core.robust import NormBounded as NormBounded
+    from fedagrac.core.robust import TrimmedMean as TrimmedMean
     from fedagrac.data import IID as IID
     from fedagrac.data import ClientTests as ClientTests
     from fedagrac.data import Dirichlet as Dirichlet
@@ -103,6 +106,7 @@ _NAMES = {
     "fedagrac.core.cohort": "Cohort",
     "fedagrac.core.optimizers": "Adam AdamW LocalOptimizer SGD",
     "fedagrac.core.local": "Plan Result",
+    "fedagrac.core.robust": "Median NormBounded TrimmedMean",
     "fedagrac.data": (
         "ClientTests Dirichlet DiskArray Federation IID Images Indices Natural Partition Resample Shards"
     ),

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedagrac.errors import FedagracError
 
-__all__ = ["ParseError", "parse_json", "parse_toml", "printable"]
+__all__ = ["ParseError", "parse_json", "parse_toml", "printable", "utc"]
 
 DEEPEST = 32
 """How many levels deep tables and lists may be nested; real files have four levels."""
@@ -95,6 +95,16 @@ def printable(text: str, lines: bool = False) -> str:
         return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
     return _UNPRINTABLE.sub(escaped, text)
+
+
+def utc(seconds: float) -> str:
+    """Return a time, given in seconds since 1970, in ISO 8601 and UTC.
+
+    Examples:
+        >>> utc(1_700_000_000.9)
+        '2023-11-14T22:13:20Z'
+    """
+    return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _checked(whole: Any) -> Any:

@@ -17,7 +17,7 @@ from fedagrac.errors import InputError
 
 COMMANDS = [
     "run", "report", "sweep", "theory", "reproduce", "bench", "doctor",
-    "data list", "data fetch", "data verify", "flower new", "flower keys",
+    "data list", "data fetch", "data verify", "flower new", "flower keys", "flower gate", "flower status",
 ]  # fmt: skip
 WRONG = {
     "rum": "Did you mean 'run'?",
@@ -43,6 +43,7 @@ WRONG = {
     "doctor --jsno": "Did you mean --json?",
     "data fetsh": "Did you mean 'fetch'?",
     "flower keys": "Missing argument 'DIR'",
+    "flower gate": "Missing argument 'KEYS'",
 }
 """Wrong usage, and what the answer holds."""
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import fedagrac as fg
 from fedagrac.data.batches import batch_positions, epoch_steps
+from fedagrac.data.sources import digits
 
 labels = st.lists(st.integers(0, 5), min_size=30, max_size=200).map(lambda values: np.array(values, np.int64))
 clients = st.integers(1, 25)
@@ -265,6 +266,22 @@ def test_digits_are_real_and_split_always_alike():
     assert torch.equal(other.test[0], fed.test[0])
     assert abs(fed.weights.sum() - 1) < 1e-12
     assert fed.sizes.sum() == 1437
+
+
+def test_digits_are_those_of_scikit_learn_and_its_stratified_split():
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    X, y = load_digits(return_X_y=True)
+    expected = train_test_split(
+        (X / 16).astype(np.float32), y.astype(np.int64), test_size=360, stratify=y, random_state=0
+    )
+    samples = digits()
+    for ours, theirs in zip(
+        (samples.train[0], samples.test[0], samples.train[1], samples.test[1]), expected, strict=True
+    ):
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)
 
 
 def test_synthetic_follows_the_fedprox_recipe():

@@ -69,7 +69,7 @@ def test_every_algorithm_has_the_numbers_of_one_process(processes, alone, tmp_pa
                 assert np.abs(a - b).max() <= 1e-6 * max(1.0, np.abs(b).max()), (participation, name, key)
 
 
-def test_all_processes_drop_the_same_clients_and_say_the_same_of_a_divergence(tmp_path):
+def test_all_processes_drop_the_same_clients_aggregate_alike_and_say_the_same_of_a_divergence(tmp_path):
     out = tmp_path / "found"
     code, printed = end_of(launch(2, HERE / "sharded_guard.py", out))
     assert code == 0, printed
@@ -77,6 +77,8 @@ def test_all_processes_drop_the_same_clients_and_say_the_same_of_a_divergence(tm
     alone = outcome()
     assert one["dropped"] == other["dropped"] == alone["dropped"] == [[1], [4], [1], [1]]
     np.testing.assert_allclose(one["x"], alone["x"], rtol=1e-10)
+    assert one["robust"] == other["robust"]
+    np.testing.assert_allclose(one["robust"], alone["robust"], rtol=1e-10)
     assert one["reasons"] == other["reasons"]
     before_advice = [[reason.split(" (theory")[0] for reason in each["reasons"]] for each in (one, alone)]
     assert before_advice[0] == before_advice[1]

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 import re
 import time
 import tracemalloc
@@ -50,6 +49,8 @@ from fedagrac.flower.server import initial_model, run_federation
 from fedagrac.flower.settings import Settings
 from fedagrac.flower.wire import Expected
 
+import mutated_replies  # isort: skip
+
 K = [3, 5, 12]
 FED = fg.Federation.load("digits", clients=3, partition=fg.Dirichlet(0.5), seed=0)
 BAD = 11
@@ -62,15 +63,6 @@ def model(context):
 def data(context):
     samples = FED.samples_of(context.node_config["partition-id"])
     return FED.inputs[samples], FED.targets[samples]
-
-
-@pytest.fixture(autouse=True)
-def _a_task(monkeypatch):
-    """Enter a Flower task, inside which messages must be made."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name, value in (("_run_id", 1), ("_node_id", 1), ("_task_id", 1)):
-        monkeypatch.setattr(TaskIdentity, name, value)
 
 
 def with_body(content, body, kind=None, children=None):
@@ -211,7 +203,7 @@ class SuperLink:
 
 def config(tmp_path, **changes):
     settings = {
-        "clients": 3, "min_clients": 2, "rounds": 3, "batch_size": 10, "dtype": "float64", "round_seconds": 20.0,
+        "clients": 3, "min_clients": 2, "rounds": 3, "batch_size": 10, "dtype": "float64", "round_seconds": 600.0,
         "wait_seconds": 20.0, "poll_seconds": 0.01, "out": str(tmp_path / "run"), "algorithm.name": "fedagrac",
         "algorithm.lr": 0.1, "steps.kind": "explicit", "steps.table": json.dumps([K]),
     }  # fmt: skip
@@ -517,32 +509,56 @@ def test_what_was_not_asked_for_is_refused(spoil, fault, tmp_path):
     assert torch.equal(run.state["x"], without_client_1(tmp_path))
 
 
-def test_no_mutation_of_a_reply_reaches_the_server_as_an_exception(tmp_path):
-    """JSON and protobuf are cut, repeated and overwritten at random."""
-    rng, outcomes = random.Random(0), set()
+def array_of_arrays(times):
+    """Let the second array name the first, which stands for many bytes, in place of chunks."""
 
-    def mutate(kind, content, contents):
-        if kind == "ArrayChunk" or rng.random() < 0.6:
+    def change(kind, content, contents):
+        first = [name for name, one in contents.items() if one.startswith(b"Array ")]
+        if kind != "Array" or not first:
             return content
-        body = bytearray(body_of(content))
-        for _ in range(rng.randint(1, 3)):
-            at = rng.randrange(len(body) + 1)
-            piece = rng.choice(
-                [b"", b"\xff", b"9" * 30, b"[", b'"', bytes([rng.randrange(256)]), bytes(body[:at])]
-            )
-            body[at : at + rng.randint(0, 4)] = piece
-        return with_body(content, bytes(body))
+        told = {"dtype": "float64", "shape": [650], "stype": "numpy.ndarray", "arraychunk_ids": [0] * times}
+        return with_body(content, json.dumps(told, separators=(",", ":")).encode(), children=first)
 
-    link = SuperLink(config(tmp_path), change=mutate, rounds=(1,))
-    link.app = lambda message, context: Message(full_reply(), reply_to=message)
-    mailbox = Uploads(link.grid, 60.0)
-    for i in range(300):
-        ask = Message(RecordDict({"n": MetricRecord({"i": i})}), BAD, "train.steps", group_id="1", ttl=60.0)
-        (number,) = link.grid.push_messages([ask])
-        (arrival,) = mailbox.collect({number: Expected({"model": 5200})}, time.monotonic() + 60)
-        assert arrival.number == number
-        outcomes.add(next(name for name in ("content", "error", "fault") if getattr(arrival, name) is not None))
-    assert {"content", "fault"} <= outcomes
+    return change
+
+
+def test_an_array_in_place_of_a_chunk_is_refused_before_it_is_inflated(tmp_path):
+    """Flower takes the data of any object for those of a chunk. The text of an array is shorter than its data."""
+    link = SuperLink(config(tmp_path), change=array_of_arrays(50), rounds=(1,))
+    two = {"model": Array(np.arange(650.0)), "first": Array(np.ones(650))}
+    reply = RecordDict({**full_reply(), "vectors": ArrayRecord(two)})
+    link.app = lambda message, context: Message(reply, reply_to=message)
+    number, other = link.grid.push_messages(
+        [
+            Message(RecordDict({"n": MetricRecord({"i": i})}), BAD, "train.steps", group_id="1", ttl=60.0)
+            for i in range(2)
+        ]
+    )
+    expected = Expected({"model": 5200, "first": 5200})
+    (arrival,) = Uploads(link.grid, 60.0).collect({number: expected}, time.monotonic() + 60)
+    assert arrival.fault == "one of its arrays consists of other objects than chunks"
+    (message,) = link.grid.pull_messages([other])  # Flower's own way
+    assert max(len(array.data) for array in message.content["vectors"].values()) == 50 * (5200 + 128)
+
+
+def test_the_reason_of_a_client_reaches_the_history_without_what_a_terminal_obeys(tmp_path):
+    def fail(reply):
+        return Message(metadata=reply.metadata, error=Error(code=2, reason="\x1b]0;mine\x07\n\u202eend"))
+
+    run, _ = federation(tmp_path, {"spoil": fail})
+    assert run.history[1]["events"] == ["client 1: \\x1b]0;mine\\x07 \\u202eend"]
+
+
+def test_mutated_replies_are_dropped_or_mean_what_an_honest_one_might():
+    """`make attack` receives 100,000 of them. Every batch holds an honest reply, which must arrive unchanged."""
+    tally = mutated_replies.Trial(seed=0).run(1500)
+    assert tally.faults == []
+    assert tally.tried >= 1500
+    assert 20 < tally.accepted < 500
+    assert tally.longest_event < 500
+    assert tally.largest_array <= 5200 + 1024  # of those that were asked for, 5200 bytes and a header
+    assert tally.slowest < 1
+    assert mutated_replies.peak_memory() - tally.memory < 64 * 2**20
 
 
 HOSTILE = """

@@ -235,7 +235,7 @@ def test_large_checkpoints_log_their_size_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("fedagrac.callbacks.checkpoints.LARGE", 1000)
     with caplog.at_level(logging.INFO, logger="fedagrac"):
         run("fedavg", callbacks=[Checkpoints(tmp_path, every=2)])
-    assert caplog.text.count("MB every 2 rounds, the last two are kept in") == 1
+    assert caplog.text.count("MB every 2 rounds, the last 2 are kept in") == 1
 
 
 def test_the_command_refuses_what_cannot_be_resumed(tmp_path, capsys):

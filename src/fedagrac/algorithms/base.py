@@ -215,11 +215,9 @@ def starting_rows(state: State, cohort: Cohort) -> Tensor:
 def reference_orientation(nu: Tensor, sent_before: Tensor, sent: Tensor, cohort: Cohort) -> Tensor:
     """Return nu = sum over all M clients of omega_i v_i; absent clients count with the v_i they sent last.
 
-    If all clients take part, this is the plain sum. Otherwise nu is updated by the change of the cohort's v_i. The
-    update is in float64, because a running sum in float32 would keep the rounding error of every large v_i.
+    If all clients take part, this is the plain sum. Otherwise nu is updated by the change of the cohort's v_i.
     """
     omega = cohort.population_weights
     if cohort.everyone:
         return cohort.sum(omega, sent)
-    change = cohort.sum(omega, sent.double()) - cohort.sum(omega, sent_before.double())
-    return nu.double() + change
+    return cohort.update(nu, omega, sent_before, sent)

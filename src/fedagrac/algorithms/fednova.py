@@ -58,10 +58,11 @@ class FedNova(Stateless):
         """Return x = x~ - tau sum_i omega_i D_i / |a_i|_1, where tau = sum_i omega_i |a_i|_1."""
         D = state["x"] - result.models
         if plan.local.plain:
-            return {"x": state["x"] - cohort.mean_steps * cohort.sum(cohort.weights / plan.steps, D)}, {}
+            step = cohort.sum(cohort.weights / plan.steps, D, scale=plan.steps)
+            return {"x": state["x"] - cohort.mean_steps * step}, {}
         work = plan.local.work(plan.steps)
         tau = float(cohort.total(torch.tensor(float(cohort.weights @ work), dtype=torch.float64)))
-        return {"x": state["x"] - tau * cohort.sum(cohort.weights / work, D)}, {}
+        return {"x": state["x"] - tau * cohort.sum(cohort.weights / work, D, scale=work)}, {}
 
     def cost(self, cohort: Cohort) -> Cost:
         """Return the cost: the model down, the model up. K_i is a single number and does not count."""

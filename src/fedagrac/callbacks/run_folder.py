@@ -36,6 +36,7 @@ class KeepRun(Callback):
         """Make the folder, describe the run, and write the rounds that a resumed run has done."""
         environment = {**run.fleet.describe(), "command": Path(sys.argv[0]).name}
         write_description(self.folder.path, self.experiment, environment)
+        self.folder.reopen()
         self.folder.write_history(run.history)
 
     def on_round(self, run: Run, record: RoundRecord) -> None:

@@ -22,7 +22,7 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the fields of a record as numbers.
 
     A list, such as the dropped clients, becomes its length. A table, such as the steps of each client, becomes one
-    number per key.
+    number per key. Tables of texts are left out.
 
     Examples:
         >>> scalars({"round": 1, "train_loss": 0.5, "dropped": [3, 4], "steps": {"0": 5}})
@@ -33,7 +33,8 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
         if name == "round" or value is None:
             continue
         if isinstance(value, dict):
-            numbers.update({f"{name}/{key}": float(number) for key, number in value.items()})
+            known = {key: number for key, number in value.items() if isinstance(number, int | float)}
+            numbers.update({f"{name}/{key}": float(number) for key, number in known.items()})
         else:
             numbers[name] = float(len(value) if isinstance(value, list) else value)
     return numbers

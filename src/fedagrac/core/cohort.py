@@ -1,7 +1,8 @@
 """The clients of a round, and the two services that algorithms may ask for: sums and gradients.
 
 A `Cohort` is all that an algorithm sees of the clients: how many steps each one runs, its weight, and whether it
-is fast. Every sum over clients goes through `Cohort.sum`, so the same algorithm runs on one device or on many.
+is fast. Every sum over clients goes through `Cohort.sum`, so the same algorithm runs on one device or on many, and
+under a robust rule instead of the plain sum.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import torch
+
+from fedagrac.core.robust import Aggregation, robust_sum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,8 +81,11 @@ class Cohort:
         everyone: whether all M clients take part.
         service: the local gradients of clients.
         total: adds up a sum over all processes that share the simulation.
+        aggregate: the robust rule that replaces sums over the members' vectors; None for the sums themselves.
         fast: whether K_i > Kbar, [m].
         mean_steps: Kbar.
+        places: where the members are in the whole cohort, of which this may be a part, [m].
+        whole: the number of members of the whole cohort.
     """
 
     round: int
@@ -92,9 +98,12 @@ class Cohort:
     service: GradientService
     total: Callable[[Tensor], Tensor] = lambda tensor: tensor
     pass_steps: npt.NDArray[np.int64] = None  # type: ignore[assignment]  # an array after __post_init__
+    aggregate: Aggregation | None = None
     weights: npt.NDArray[np.float64] = field(init=False)
     fast: npt.NDArray[np.bool_] = field(init=False)
     mean_steps: float = field(init=False)
+    places: npt.NDArray[np.int64] = field(init=False)
+    whole: int = field(init=False)
 
     def __post_init__(self) -> None:
         if self.pass_steps is None:
@@ -105,6 +114,8 @@ class Cohort:
         object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "fast", fast_clients(self.steps, self.masses))
         object.__setattr__(self, "mean_steps", float(Fraction(weighted) / total))
+        object.__setattr__(self, "places", np.arange(len(self)))
+        object.__setattr__(self, "whole", len(self))
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -124,7 +135,8 @@ class Cohort:
             [102.0]
         """
         part = copy.copy(self)
-        for name in ("clients", "steps", "population_weights", "epoch_steps", "pass_steps", "weights", "fast"):
+        of_each = "clients steps population_weights epoch_steps pass_steps weights fast places"
+        for name in of_each.split():
             object.__setattr__(part, name, getattr(self, name)[keep])
         object.__setattr__(part, "masses", [mass for mass, kept in zip(self.masses, keep, strict=True) if kept])
         object.__setattr__(part, "total", total)
@@ -153,9 +165,36 @@ class Cohort:
             everyone=self.everyone and len(members) == len(self),
         )
 
-    def sum(self, coefficients: npt.NDArray[np.float64], rows: Tensor) -> Tensor:
-        """Return sum_i coefficients_i * rows_i over the cohort, a vector [d]."""
-        return self.total(weighted_sum(coefficients, rows))
+    def sum(
+        self,
+        coefficients: npt.NDArray[np.float64],
+        rows: Tensor,
+        scale: npt.NDArray[np.int64] | npt.NDArray[np.float64] | None = None,
+    ) -> Tensor:
+        """Return sum_i coefficients_i * rows_i over the cohort, a vector [d], or what the robust rule puts for it.
+
+        A robust rule compares the rows of different members. If they are comparable only after division, such as
+        by K_i for sums of K_i steps, `scale` is the divisor, [m]. It does not change the plain sum.
+        """
+        if self.aggregate is None:
+            return self.total(weighted_sum(coefficients, rows))
+        return robust_sum(self.aggregate, coefficients, rows, scale, self.places, self.whole, self.total)
+
+    def update(
+        self, running: Tensor, coefficients: npt.NDArray[np.float64], before: Tensor, after: Tensor
+    ) -> Tensor:
+        """Return a running sum over all M clients after the members' rows have changed, in float64, [d].
+
+        It is in float64, because a running sum in float32 would keep the rounding error of every large row. Under
+        a robust rule, locations before and after would not cancel, and their errors would add up over the rounds.
+        There the members' part of the coefficients (which must sum to 1 over all clients) moves to the location of
+        the new rows, and the rest stays at the running sum, so the result is a mean of the two.
+        """
+        if self.aggregate is None:
+            change = self.sum(coefficients, after.double()) - self.sum(coefficients, before.double())
+            return running.double() + change
+        part = self.total(torch.tensor(coefficients.sum(), dtype=torch.float64, device=running.device))
+        return (1 - part) * running.double() + self.sum(coefficients, after.double())
 
     def gradients(self, x: Tensor, batch: Literal["full", "first"] = "full") -> Tensor:
         """Return every member's local gradient at x, [m, d]."""
@@ -175,7 +214,8 @@ class Population:
         service: the local gradients of clients.
         clients: the clients that this process runs; None for all.
         total: adds up a sum over all processes.
-        chunk: how many rows are in memory at a time.
+        chunk: how many rows are computed at a time.
+        aggregate: the robust rule that replaces the sum; None for the sum. A rule needs all rows in memory.
     """
 
     weights: npt.NDArray[np.float64]
@@ -183,12 +223,22 @@ class Population:
     clients: npt.NDArray[np.int64] | None = None
     total: Callable[[Tensor], Tensor] = lambda tensor: tensor
     chunk: int = 64
+    aggregate: Aggregation | None = None
 
     def gradient(self, x: Tensor) -> Tensor:
-        """Return sum_i omega_i grad F_i(x) over all clients, with at most `chunk` rows in memory at a time."""
-        total = torch.zeros_like(x)
+        """Return sum_i omega_i grad F_i(x) over all clients, or what the robust rule puts for it.
+
+        The sum has at most `chunk` rows in memory at a time.
+        """
         local_clients = np.arange(len(self.weights)) if self.clients is None else self.clients
-        for start in range(0, len(local_clients), self.chunk):
-            clients = local_clients[start : start + self.chunk]
+        starts = range(0, len(local_clients), self.chunk)
+        chunks = (local_clients[start : start + self.chunk] for start in starts)
+        if self.aggregate is not None:
+            gradients = [self.service(x, clients, 0) for clients in chunks]
+            rows = torch.cat(gradients) if gradients else x.new_empty((0, len(x)))
+            omega, members = self.weights[local_clients], len(self.weights)
+            return robust_sum(self.aggregate, omega, rows, None, local_clients, members, self.total)
+        total = torch.zeros_like(x)
+        for clients in chunks:
             total += weighted_sum(self.weights[clients], self.service(x, clients, 0))
         return self.total(total)

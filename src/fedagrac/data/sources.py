@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -158,16 +159,47 @@ def class_labels(path: Path, labels: npt.NDArray[np.uint8]) -> npt.NDArray[np.in
 def digits() -> Samples:
     """Load the 1797 handwritten digits of 8 x 8 pixels that ship with scikit-learn: 1437 to train, 360 to test.
 
-    The split is stratified by class and always the same. Pixels are scaled to [0, 1].
+    The split is stratified by class and always that of scikit-learn with random_state=0. Pixels are scaled to
+    [0, 1]. scikit-learn is not imported, because that takes as long as importing torch.
     """
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    package = find_spec("sklearn")  # does not import it
+    assert package is not None
+    assert package.origin is not None
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        table = np.loadtxt(file, delimiter=",")
+    X, y = (table[:, :-1] / 16.0).astype(np.float32), table[:, -1].astype(np.int64)
+    train, test = _stratified(y, 1437, 360)
+    return Samples((X[train], y[train]), (X[test], y[test]))
 
-    bunch = load_digits()
-    X = (bunch.data / 16.0).astype(np.float32)
-    y = bunch.target.astype(np.int64)
-    X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=360, stratify=y, random_state=0)
-    return Samples((X_train, y_train), (X_test, y_test))
+
+def _stratified(y: npt.NDArray[np.int64], train: int, test: int) -> tuple[npt.NDArray[np.int64], ...]:
+    """Split samples at random so that every class has its share in both parts, exactly as scikit-learn does."""
+    rng = np.random.RandomState(0)
+    members = [np.flatnonzero(y == label) for label in np.unique(y)]
+    sizes = np.array([len(rows) for rows in members])
+    for_train = _shares(sizes, train, rng)
+    for_test = _shares(sizes - for_train, test, rng)
+    parts: tuple[list[int], list[int]] = [], []
+    for rows, n, m in zip(members, for_train, for_test, strict=True):
+        mixed = rows[rng.permutation(len(rows))]
+        parts[0].extend(mixed[:n])
+        parts[1].extend(mixed[n : n + m])
+    return rng.permutation(parts[0]), rng.permutation(parts[1])
+
+
+def _shares(sizes: npt.NDArray[np.int64], number: int, rng: np.random.RandomState) -> npt.NDArray[np.int64]:
+    """Return the samples of each class: its share rounded down, and one more where the rest is largest."""
+    shares = sizes / sizes.sum() * number
+    counts = np.floor(shares)
+    rests, missing = shares - counts, int(number - counts.sum())
+    for rest in np.sort(np.unique(rests))[::-1]:
+        if missing == 0:  # before a number is drawn
+            break
+        (classes,) = np.where(rests == rest)
+        chosen = rng.choice(classes, min(len(classes), missing), replace=False)
+        counts[chosen] += 1
+        missing -= len(chosen)
+    return np.asarray(counts, np.int64)
 
 
 def synthetic(clients: int, alpha: float = 1.0, beta: float = 1.0, seed: int = 0) -> Samples:

@@ -19,6 +19,7 @@ from torch.nn import functional
 from fedagrac import models
 from fedagrac.algorithms import Algorithm, algorithm, build_imported
 from fedagrac.core.optimizers import SGD, Adam, AdamW, LocalOptimizer
+from fedagrac.core.robust import AGGREGATIONS, Aggregation
 from fedagrac.core.schedule import Cosine, Exponential, Piecewise, Scaled, Warmup
 from fedagrac.core.streams import first_weights
 from fedagrac.data import DATASETS, IID, Dirichlet, Federation, Partition, Resample, Shards
@@ -37,12 +38,14 @@ if TYPE_CHECKING:
     from fedagrac.rounds.metrics import Metric
 
 __all__ = [
+    "AGGREGATIONS",
     "LOSSES",
     "METRICS",
     "OPTIMIZERS",
     "PARTITIONS",
     "SCHEDULES",
     "STEPS",
+    "build_aggregate",
     "build_algorithm",
     "build_clock",
     "build_federation",
@@ -296,6 +299,19 @@ def build_guard(settings: Settings | None) -> Guard | None:
         return None
     with section("guard"):
         return _construct(Guard, settings)
+
+
+def build_aggregate(settings: Settings | None) -> Aggregation | None:
+    """Make the robust rule in place of sums over clients. Return None if there is no table.
+
+    Examples:
+        >>> build_aggregate({"kind": "trimmed-mean", "share": 0.3})
+        TrimmedMean(share=0.3)
+    """
+    if settings is None:
+        return None
+    with section("aggregate"):
+        return build_kind(settings, AGGREGATIONS)
 
 
 def build_loss(name: str) -> Loss | None:

@@ -22,6 +22,7 @@ from fedagrac.engines import Ranks, current_ranks
 from fedagrac.engines.workload import SMALL
 from fedagrac.errors import InputError, count
 from fedagrac.experiments.build import (
+    build_aggregate,
     build_clock,
     build_federation,
     build_guard,
@@ -201,6 +202,7 @@ def build_setup(experiment: Experiment, state_dir: Path | None = None) -> Setup:
         stop=build_stop(experiment.stop.model_dump()),
         clock=build_clock(None if experiment.clock is None else experiment.clock.model_dump()),
         guard=build_guard(experiment.guard),
+        aggregate=build_aggregate(experiment.aggregate),
         metrics=build_metrics(experiment.metrics) or None,
         state_dir=state_dir,
     )

@@ -20,8 +20,10 @@ from pydantic_core import ErrorDetails
 from fedagrac.algorithms import Algorithm, options_of
 from fedagrac.errors import InputError, fraction, unknown
 from fedagrac.experiments.build import (
+    AGGREGATIONS,
     PARTITIONS,
     STEPS,
+    build_aggregate,
     build_algorithm,
     build_clock,
     build_guard,
@@ -163,6 +165,7 @@ class Experiment(StrictTable):
     stop: StopSettings = StopSettings()
     clock: ClockSettings | None = None
     guard: dict[str, Any] | None = None
+    aggregate: dict[str, Any] | None = None
     per_client: PerClientSettings | None = None
 
     @classmethod
@@ -202,6 +205,7 @@ class Experiment(StrictTable):
         build_clock(None if self.clock is None else self.clock.model_dump())
         build_participation(self.participation)
         build_guard(self.guard)
+        build_aggregate(self.aggregate)
         build_loss(self.loss)
         build_metrics(self.metrics)
         if self.target is not None:
@@ -252,6 +256,8 @@ class Experiment(StrictTable):
         guard = build_guard(self.guard)
         if guard is not None:
             table["guard"] = dataclasses.asdict(guard)
+        if self.aggregate is not None:
+            table["aggregate"] = with_defaults(self.aggregate, AGGREGATIONS)
         table["algorithm"] = []
         for entry in self.algorithm:
             defaults = {} if is_import_path(entry.name) else options_of(entry.name)

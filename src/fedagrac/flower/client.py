@@ -2,39 +2,44 @@
 
 The server sends x~, c_i and the numbers of the local rule, so the client keeps nothing between rounds. Between the
 two exchanges of a round, the first gradient is kept in Flower's `Context.state`, with the run and the round.
+
+Flower starts a process for every message. Importing this module does not import torch: a message that asks for
+something that was kept does not pay for it. Functions that compute import what they need.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-import torch
 
-from fedagrac.core.local import Plan, Result
-from fedagrac.core.streams import first_weights
-from fedagrac.data.federation import Federation
-from fedagrac.engines import LanesEngine, Loss, SerialEngine, Workload
 from fedagrac.errors import FedagracError, InputError, count, positive
 from fedagrac.flower.extra import require_flower
-from fedagrac.flower.wire import PROTOCOL, Parcel, fingerprint, pack, unpack
-from fedagrac.models.vector import VectorModel
+from fedagrac.flower.identity import Greeting, sign
+from fedagrac.flower.wire import PROTOCOL, VECTORS, Parcel, fingerprint, pack, unpack
 
 if TYPE_CHECKING:
-    from flwr.app import Context, Message
+    import torch
+    from flwr.app import Context, Message, RecordDict
     from flwr.clientapp import ClientApp
     from torch import nn
 
+    from fedagrac.core.local import Plan, Result
+    from fedagrac.engines import Loss, Workload
     from fedagrac.flower.settings import ClientSteps, Settings
 
 __all__ = ["LocalClient", "client_app", "node_partition"]
 
 SELF = np.zeros(1, np.int64)
 """The number of the only client in the federation of this node."""
+
+LOOKING_MODS = ("arrays_size_mod", "message_size_mod")
+"""Flower's modifiers that log sizes and change nothing."""
 
 WAITING = "fedagrac-first"
 """The key in `Context.state` of the first gradient that waits for the second exchange."""
@@ -52,7 +57,8 @@ def client_app(
         model: returns the module. Only the shapes of its weights matter, because the server sends the weights.
         data: returns (inputs, targets) of this node, or a `Federation` of one client.
         loss: (output, target) -> scalar mean over the batch; None for cross-entropy.
-        mods: Flower's modifiers, which wrap every exchange.
+        mods: Flower's modifiers, which wrap every exchange: functions of yours, and those of Flower that only look
+            at messages. Other modifiers of Flower are refused by name when the server greets the node.
 
     Both functions receive Flower's Context; `context.node_config["partition-id"]` is the number of the client.
     """
@@ -61,20 +67,63 @@ def client_app(
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
-    mod_list = list(mods)
+    mod_list, fault = list(mods), refused_mod(mods)
 
-    def answer(act: Callable[[LocalClient, Parcel], Parcel], needs_data: bool = True) -> Any:
+    def refuse(message: Message, context: Context) -> Message:
+        assert fault is not None
+        raise fault
+
+    if fault is not None:  # raised in the first exchange, because the server sees no error in loading an app
+        app.query("hello")(refuse)
+        return app
+
+    def answer(act: Callable[[LocalClient, Parcel], Parcel]) -> Any:
         def handle(message: Message, context: Context) -> Message:
-            client = LocalClient.of(context, model, data, loss) if needs_data else LocalClient.idle(context)
+            client = LocalClient.of(context, model, data, loss)
             return Reply(pack(act(client, unpack(message.content))), reply_to=message)
 
         return handle
 
+    def pass_on(message: Message, context: Context) -> Message:
+        return Reply(kept_gradient(context, int(unpack(message.content).facts["round"])), reply_to=message)
+
     app.query("hello", mods=mod_list)(answer(LocalClient.hello))
     app.query("gradient", mods=mod_list)(answer(LocalClient.gradient))
     app.train("steps", mods=mod_list)(answer(LocalClient.train))
-    app.train("first", mods=mod_list)(answer(LocalClient.first, needs_data=False))
+    app.train("first", mods=mod_list)(pass_on)
     return app
+
+
+def refused_mod(mods: Sequence[Any]) -> InputError | None:
+    """Return the error for the first modifier of Flower that would not do what it says; None if there is none.
+
+    Flower's modifiers for secure aggregation and differential privacy work on messages of its own strategies. They
+    pass these messages on unchanged, or answer with an error.
+
+    Examples:
+        >>> refused_mod([print])
+    """
+    for mod in mods:
+        function = mod.func if isinstance(mod, functools.partial) else mod
+        kind = function if isinstance(function, type) or hasattr(function, "__name__") else type(function)
+        if str(kind.__module__).split(".")[0] == "flwr" and kind.__name__ not in LOOKING_MODS:
+            accepted = f"functions of yours, {' or '.join(LOOKING_MODS)}: {kind.__name__} does nothing or fails "
+            accepted += "on these messages; there is no secure aggregation and no differential privacy here yet"
+            return InputError("mods", kind.__name__, accepted)
+    return None
+
+
+def kept_gradient(context: Context, t: int) -> RecordDict:
+    """Return the reply to the second exchange: the first gradient of round t, as it was kept in the first.
+
+    This needs neither torch nor the settings.
+    """
+    stamp = context.state.config_records.get(WAITING)
+    if stamp is None or (stamp["run"], stamp["round"]) != (str(context.run_id), t):
+        raise FedagracError(f"this node has no first gradient of round {t + 1}")
+    content = pack(Parcel({"client": stamp["client"], "round": t}))
+    content.array_records[VECTORS]["first"] = context.state.array_records[WAITING + "-vector"]["first"]
+    return content
 
 
 def node_partition(context: Context) -> tuple[int, int]:
@@ -108,6 +157,11 @@ class LocalClient:
         loss: Loss | None,
     ) -> LocalClient:
         """Make a client: build the model, load the data and check that they fit together."""
+        from fedagrac.core.streams import first_weights
+        from fedagrac.data.federation import Federation
+        from fedagrac.engines import Workload
+        from fedagrac.models.vector import VectorModel
+
         idle = cls.idle(context)
         settings = idle.settings
         local_data = data(context)
@@ -156,14 +210,26 @@ class LocalClient:
             "model": fingerprint(model),
             "parameters": model.size,
             "dtype": str(model.dtype),
-            "buffers": "\n".join(model.buffers.names),
         }
+        if model.buffers.names:  # message_size_mod of Flower fails on empty text
+            facts["buffers"] = "\n".join(model.buffers.names)
+        facts |= self._proof(ask)
         if "x" not in ask.vectors or ask.facts.get("model") != facts["model"]:
             return Parcel(facts)
         return Parcel(facts, self.gradient(ask).vectors)
 
+    def _proof(self, ask: Parcel) -> dict[str, str]:
+        """Return this node's public key and its signature of a greeting, if the settings name keys."""
+        if self.settings.keys is None:
+            return {}
+        nonce, context = str(ask.facts.get("nonce")), self.context
+        greeting = Greeting(context.run_id, context.node_id, self.number, nonce)
+        return sign(context.node_config.get("key"), greeting)
+
     def gradient(self, ask: Parcel) -> Parcel:
         """Return the local gradient at x, over all data or over the first batch of the round."""
+        from fedagrac.engines import SerialEngine
+
         t = int(ask.facts["round"])
         kind = cast('Literal["full", "first"]', ask.facts["batch"])
         engine = SerialEngine(self.work)
@@ -175,15 +241,26 @@ class LocalClient:
 
         Return the model, K_i, the training loss, and the gradients that the server asked for.
         """
+        from fedagrac.core.local import Plan
+        from fedagrac.engines import LanesEngine, SerialEngine
+
         t, x = int(ask.facts["round"]), self._place(ask, "x")
         correction = self._place(ask, "c")[None] if "c" in ask.vectors else None
         planned, mean = int(ask.facts["steps"]), bool(ask.facts["mean"])
         lr, mu = float(ask.facts["lr"]), float(ask.facts["mu"])
+        parts: dict[str, Any] = {
+            name: self._place(ask, name)[None]
+            for name in ("start", "mask", "beside", "scale")
+            if name in ask.vectors
+        }
+        if float(ask.facts.get("ascent", 0.0)):
+            parts["ascent"] = np.array([float(ask.facts["ascent"])])
+        parts |= {"buffers": self._buffers(ask), "anchored": bool(ask.facts.get("anchored", False))}
         local = self.settings.build_algorithm().local
 
         def plan(steps: int, mean: bool) -> Plan:
             made = Plan.of([steps], lr, correction, mu, int(ask.facts["first"]), mean, local)
-            return dataclasses.replace(made, buffers=self._buffers(ask))
+            return dataclasses.replace(made, **parts)
 
         if planned:
             chosen = plan(planned, mean)
@@ -205,20 +282,13 @@ class LocalClient:
         facts = {"client": self.number, "round": t, "steps": K, "loss": float(result.loss[0])}
         return Parcel(facts, {name: vector.cpu() for name, vector in sent.items()})
 
-    def first(self, ask: Parcel) -> Parcel:
-        """Return the first gradient of the round, which was kept in the first exchange."""
-        t = int(ask.facts["round"])
-        stamp = self.context.state.config_records.get(WAITING)
-        if stamp is None or (stamp["run"], stamp["round"]) != (str(self.context.run_id), t):
-            raise FedagracError(f"client {self.number} has no first gradient of round {t + 1}")
-        waiting = self.context.state.array_records[WAITING + "-vector"]["first"].numpy()
-        return Parcel({"client": self.number, "round": t}, {"first": torch.from_numpy(waiting.copy())})
-
     def _run_until_time_is_over(self, plan: Callable[[int], Plan], x: torch.Tensor, t: int) -> tuple[Result, int]:
         """Run for the seconds or steps of the node config, or else for the seconds of the run.
 
         Return the result and K_i.
         """
+        from fedagrac.engines import SerialEngine
+
         rule = cast("ClientSteps", self.settings.build_steps())
         node = self.context.node_config
         most, seconds = rule.max_steps, float(rule.seconds)
@@ -239,7 +309,7 @@ class LocalClient:
         for key in (WAITING, WAITING + "-vector"):
             state.pop(key, None)
         if first is not None:
-            state[WAITING] = ConfigRecord({"run": str(self.context.run_id), "round": t})
+            state[WAITING] = ConfigRecord({"run": str(self.context.run_id), "round": t, "client": self.number})
             state[WAITING + "-vector"] = ArrayRecord({"first": Array(first.cpu().numpy())})
 
     def _buffers(self, ask: Parcel) -> torch.Tensor | None:
@@ -257,6 +327,8 @@ class LocalClient:
 
 def _device(context: Context) -> torch.device:
     """Return the device in the node config, by default the CPU."""
+    import torch
+
     name = context.node_config.get("device", "cpu")
     try:
         device = torch.device(str(name))

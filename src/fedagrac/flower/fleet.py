@@ -11,6 +11,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +21,13 @@ import torch
 from fedagrac.core.cohort import Cohort, Population
 from fedagrac.core.local import Plan, Result
 from fedagrac.engines.ranks import ALONE, Ranks
-from fedagrac.errors import FedagracError, InputError
-from fedagrac.experiments.build import build_guard
+from fedagrac.errors import FedagracError, InputError, shown
+from fedagrac.experiments.build import build_aggregate, build_guard
 from fedagrac.flower.link import Link, MissedError, RemoteGradients
-from fedagrac.flower.settings import ClientSteps
+from fedagrac.flower.operating import EXCLUSIONS, read_exclusions
+from fedagrac.flower.settings import NOTED, ClientSteps
+from fedagrac.flower.suspects import LiveDivergence, far_longer, longest_update
 from fedagrac.flower.wire import BadReplyError, Parcel, fingerprint
-from fedagrac.rounds.divergence import Divergence
 from fedagrac.rounds.evaluation import evaluate
 from fedagrac.rounds.exchange import Order, Replies, Spent
 from fedagrac.rounds.fleet import Roster, first_buffers
@@ -40,12 +43,28 @@ if TYPE_CHECKING:
     from fedagrac.engines import Workload
     from fedagrac.flower.settings import Settings
     from fedagrac.models.vector import VectorModel
+    from fedagrac.rounds.divergence import Divergence
     from fedagrac.rounds.evaluation import Metric
     from fedagrac.storage.checkpoints import Checkpoint
 
 __all__ = ["FlowerFleet"]
 
 log = logging.getLogger("fedagrac")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The cohort of a round, before anyone is asked.
+
+    Attributes:
+        times: how often each client was drawn, by its number.
+        by_weight: whether clients count as often as they were drawn, instead of by their samples.
+        needed: how many usable replies the round needs.
+    """
+
+    times: Mapping[int, int]
+    by_weight: bool
+    needed: int
 
 
 @dataclass(eq=False)
@@ -69,6 +88,7 @@ class FlowerFleet:
     federation: None = None
     ranks: Ranks = ALONE
     gradients: RemoteGradients = field(init=False)
+    _refused_file: str = ""
 
     def __post_init__(self) -> None:
         self.gradients = RemoteGradients(self.link, self.model.dtype, build_guard(self.settings.guard))
@@ -77,31 +97,94 @@ class FlowerFleet:
     def roster(self) -> Roster:
         """All clients, with the numbers of samples that they reported at the start."""
         sizes = [self.link.sizes[i] for i in range(self.settings.clients)]
-        return Roster.of(sizes, self.settings.batch, self.gradients)
+        return Roster.of(sizes, self.settings.batch, self.gradients, build_aggregate(self.settings.aggregate))
 
     def start(self, server: Server) -> Spent:
-        """Wait for all clients and start a server. Return the cost.
+        """Wait for clients and start a server. Return the cost.
 
         If the algorithm needs full gradients at x_1, clients send them when they connect.
         """
-        begun, x = time.monotonic(), server.x
+        begun, x, settings = time.monotonic(), server.x, self.settings
         if server.algorithm.traits.start == "gradients":
             self.link.x1 = x
-        log.info("waiting for %d clients", self.settings.clients)
-        self.link.wait_for(self.settings.clients, 0)
-        server.begin_buffers(first_buffers(self.model, self.settings.buffers))
+        self._read_exclusions()
+        wanted = self._eligible.tolist()
+        number = min(settings.start_clients or len(wanted), len(wanted))
+        if number < settings.clients and settings.samples is None:
+            accepted = "the number of samples of each partition, because not all clients are needed at the start: "
+            raise InputError("samples", None, accepted + "otherwise the weights of absent ones are not known")
+        log.info("waiting for %d clients", number)
+        self.link.wait_for(wanted, number, 0)
+        while not self.link.agree_on_buffers():
+            self.link.wait_for(wanted, number, 0)
+        self.link.sizes |= {int(client): samples for client, samples in (settings.samples or {}).items()}
+        server.begin_buffers(first_buffers(self.model, settings.buffers))
         self.gradients.buffers_of = server.buffers_of
         if server.buffers is None:  # otherwise gradients must be those at the server's buffers
             self.gradients.remember(x, self.link.gradients)
-        server.start(Population(self.roster.weights, self.gradients))
+        present = sorted(self.link.nodes)
+        while True:
+            try:
+                absent = self._start_from(server, present)
+                break
+            except MissedError as missed:
+                present = [client for client in present if client not in missed.clients]
+                if len(present) < number:
+                    raise
+        if len(absent):
+            self.link.note(f"started without clients {', '.join(map(str, absent))}")
         self.link.started = True
         return Spent(time.monotonic() - begun, self.link.bytes_down, self.link.bytes_up)
+
+    def _start_from(self, server: Server, present: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Start a server from the gradients of the clients that are present. Return the other clients.
+
+        The gradient at x_1 of every other client counts as the weighted mean over those present. Then nu, the
+        weighted sum over all clients, is that mean, too.
+        """
+        roster, everyone = self.roster, np.arange(self.settings.clients)
+        absent = np.setdiff1d(everyone, present)
+        population = Population(roster.weights, self.gradients, aggregate=roster.aggregate)
+        if len(absent):
+            total = sum(roster.masses[client] for client in present)
+            weights = np.zeros(len(everyone))
+            weights[present] = [float(Fraction(roster.masses[client]) / total) for client in present]
+            population = Population(weights, self.gradients, np.array(present), aggregate=roster.aggregate)
+        server.start(population)
+        if server.algorithm.traits.start == "gradients":
+            if len(absent):
+                self.gradients.assume(absent, population.gradient(server.x))
+            # all rows are made now: later, gradients at x_1 of some clients would have to be remembered
+            server.admit(roster.cohort(0, everyone, np.ones(len(everyone), np.int64)))
+        return absent
+
+    @property
+    def _eligible(self) -> npt.NDArray[np.int64]:
+        """The clients that are not excluded."""
+        return np.setdiff1d(np.arange(self.settings.clients), list(self.link.excluded))
+
+    def _read_exclusions(self) -> None:
+        """Update the excluded clients: those of the settings and those in the file that the operator writes."""
+        clients, path = self.settings.clients, Path(self.settings.out) / EXCLUSIONS
+        try:
+            excluded = frozenset([*self.settings.exclude, *read_exclusions(path, clients)])
+            if len(excluded) == clients:
+                raise InputError(str(path), sorted(excluded), "a client that is not excluded")
+        except InputError as error:
+            if self._refused_file != str(error):
+                self.link.note(f"the list of excluded clients stays as it was: {error}")
+            self._refused_file = str(error)
+            return
+        self._refused_file = ""
+        self.link.exclude(excluded)
 
     def restore(self, server: Server, checkpoint: Checkpoint) -> None:
         """Bring a server to its state at a checkpoint of a run with the same settings."""
         before, now = checkpoint.facts.identity, self.identity()
         for key in dict.fromkeys([*now, *before]):  # either may have a key that the other lacks, such as a guard
-            if before.get(key) != now.get(key):
+            if before.get(key) != now.get(key) and key in NOTED:
+                self.link.note(f"{key} was {shown(before.get(key))}, is {shown(now.get(key))}")
+            elif before.get(key) != now.get(key):
                 accepted = f"another folder: it holds a run with {key} = {before.get(key)!r}"
                 raise InputError("out", self.settings.out, accepted)
         clients = self.settings.clients
@@ -111,14 +194,26 @@ class FlowerFleet:
             )
         self._check_sizes(checkpoint.facts.sizes)
         self.model.buffers.adopt(checkpoint.facts.buffers)
+        self.link.adopted = True
         server.begin_buffers(first_buffers(self.model, self.settings.buffers))
         self.gradients.buffers_of = server.buffers_of
         server.restore(checkpoint, np.ones(clients, np.bool_), None, self.model.device)
         self.link.sizes = dict(enumerate(checkpoint.facts.sizes))
         if checkpoint.round < self.settings.rounds:
             self.link.note(f"resumed after round {checkpoint.round}")
-            self.link.wait_for(self.settings.min_clients, checkpoint.round)
+            self._wait_for_known(checkpoint)
         self.link.started = True
+
+    def _wait_for_known(self, checkpoint: Checkpoint) -> None:
+        """Wait for the clients that were connected at a checkpoint; after `wait_seconds`, go on with enough."""
+        self._read_exclusions()
+        known = checkpoint.facts.connected or range(self.settings.clients)
+        wanted = [client for client in known if client not in self.link.excluded] or self._eligible.tolist()
+        self.link.wait_for(wanted, min(self.settings.min_clients, len(wanted)), checkpoint.round, patient=True)
+        missing = [str(client) for client in wanted if client not in self.link.nodes]
+        if missing:
+            waited = f"wait_seconds = {self.settings.wait_seconds:g}"
+            self.link.note(f"resumed without clients {', '.join(missing)}, which did not connect within {waited}")
 
     def _check_sizes(self, sizes: Sequence[int]) -> None:
         """Refuse a checkpoint whose sample counts are not those of the settings."""
@@ -137,32 +232,63 @@ class FlowerFleet:
         return {**self.settings.identity(), "model": fingerprint(self.model)}
 
     def round(self, servers: Sequence[Server]) -> list[Replies]:
-        """Do one round with all connected clients, and again if there are too few usable replies."""
+        """Do one round with the connected clients of its cohort, and again if there are too few usable replies."""
         (server,) = servers
         t, settings = server.rounds_done, self.settings
         begun, down, up = time.monotonic(), self.link.bytes_down, self.link.bytes_up
         for _ in range(settings.attempts):
-            self.link.wait_for(settings.min_clients, t)
-            asked = sorted(self.link.nodes)
-            replies = self._ask(server)
+            self._read_exclusions()
+            drawn = self.draw(t)
+            self.link.wait_for(drawn.times, drawn.needed, t)
+            asked = sorted(drawn.times.keys() & self.link.nodes.keys())
+            replies = self._ask(server, drawn)
             if replies is not None:
+                self._note_far_longer(replies)
                 answered = set(replies.order.whole.clients.tolist())
                 spent = Spent(time.monotonic() - begun, self.link.bytes_down - down, self.link.bytes_up - up)
-                dropped = {client: "no usable reply" for client in asked if client not in answered}
-                return [dataclasses.replace(replies, spent=spent, asked=len(asked), dropped=dropped)]
-            self.link.note(f"fewer than min_clients = {settings.min_clients} usable replies, asking again")
+                contacts = self.link.take_contacts()
+                faults = {client: contact.fault for client, contact in contacts.items()}
+                dropped = {i: faults.get(i) or "no usable reply" for i in asked if i not in answered}
+                return [
+                    dataclasses.replace(replies, spent=spent, asked=len(asked), dropped=dropped, contacts=contacts)
+                ]
+            self.link.note(f"fewer than min_clients = {drawn.needed} usable replies, asking again")
         raise FedagracError(
-            f"round {t + 1}: fewer than min_clients = {settings.min_clients} usable replies in "
+            f"round {t + 1}: fewer than min_clients = {drawn.needed} usable replies in "
             f"attempts = {settings.attempts}; run again to resume from the last checkpoint"
         )
 
-    def _ask(self, server: Server) -> Replies | None:
-        """Ask all connected clients once. Return the replies, or None if there are too few."""
+    def draw(self, round: int) -> Drawn:
+        """Return the cohort of a round. Without excluded clients it is that of a simulation with the same seed.
+
+        Excluded clients are not drawn, and others are drawn in their place.
+        """
+        eligible, cohorts = self._eligible, self.settings.cohorts
+        clients, times = eligible, np.ones(len(eligible), np.int64)
+        by_weight = cohorts is not None and cohorts.by == "weight"
+        size = len(eligible) if cohorts is None else cohorts.number(self.settings.clients)
+        if cohorts is not None and (by_weight or size < len(eligible)):
+            weights = self.roster.weights[eligible]
+            if len(eligible) < self.settings.clients:
+                weights = weights / weights.sum()
+            drawn, times = dataclasses.replace(cohorts, size=size).draw(round, weights, self.settings.seed)
+            clients = eligible[drawn]
+        counted = dict(zip(clients.tolist(), times.tolist(), strict=True))
+        return Drawn(counted, by_weight, min(self.settings.min_clients, len(counted)))
+
+    def _note_far_longer(self, replies: Replies) -> None:
+        """Note clients that sent a vector far longer than the others did. With a guard, they are dropped."""
+        if self.settings.guard is None:
+            for client, what in far_longer(replies).items():
+                self.link.note(f"client {client}: {what}; it counts, because there is no guard")
+
+    def _ask(self, server: Server, drawn: Drawn) -> Replies | None:
+        """Ask the connected clients of a cohort once. Return the replies, or None if there are too few."""
         rule = self.settings.build_steps()
         if isinstance(rule, ClientSteps):
-            return self._ask_for_steps_and_model(server, rule)
+            return self._ask_for_steps_and_model(server, drawn, rule)
         K = rule.counts(server.rounds_done, self.settings.clients, self.settings.seed)
-        order = self._planned(server, lambda clients: K[clients])
+        order = self._planned(server, drawn, lambda clients: K[clients])
         if order is None:
             return None
         cohort, plan = order.cohort, order.plan
@@ -170,18 +296,18 @@ class FlowerFleet:
         vectors = {int(client): _vectors(order, row) for row, client in enumerate(cohort.clients)}
         answers = self.link.exchange("train.steps", asks, cohort.round, vectors)
         good = self.checked(answers, cohort, plan, lambda row: (int(plan.steps[row]), int(plan.steps[row])))
-        if len(good) < self.settings.min_clients:
+        if len(good) < drawn.needed:
             return None
         answered = order.alone(np.array(list(good), np.int64))
         return self._replies(answered, [dict(reply.vectors) for reply in good.values()], list(good.values()))
 
-    def _ask_for_steps_and_model(self, server: Server, rule: ClientSteps) -> Replies | None:
+    def _ask_for_steps_and_model(self, server: Server, drawn: Drawn, rule: ClientSteps) -> Replies | None:
         """Do the two exchanges of Algorithm 1: K_i and the model from all, then the first gradients of some.
 
         The local rule does not depend on K_i (`Traits.needs_steps` is refused), so it is planned for the largest
         number of steps. Every client keeps its first gradient until the second exchange.
         """
-        order = self._planned(server, lambda clients: np.full(len(clients), rule.max_steps))
+        order = self._planned(server, drawn, lambda clients: np.full(len(clients), rule.max_steps))
         if order is None:
             return None
         cohort, first_steps = order.cohort, server.algorithm.traits.first_steps
@@ -195,11 +321,12 @@ class FlowerFleet:
         vectors = {int(client): _vectors(one_step, row) for row, client in enumerate(cohort.clients)}
         answers = self.link.exchange("train.steps", asks, cohort.round, vectors)
         good = self.checked(answers, cohort, without_first, lambda _: (1, rule.max_steps))
-        if len(good) < self.settings.min_clients:
+        if len(good) < drawn.needed:
             return None
         arrived = dict(self.link.arrived)
         K = np.array([int(reply.facts["steps"]) for reply in good.values()], np.int64)
-        done = self.roster.cohort(cohort.round, cohort.clients[list(good)], K)
+        masses = [cohort.masses[row] for row in good]
+        done = self.roster.cohort(cohort.round, cohort.clients[list(good)], K, masses)
         final = server.plan(done, done)
         firsts = self._ask_for_first_gradients(final)
         self.link.arrived = arrived
@@ -232,18 +359,20 @@ class FlowerFleet:
         return firsts
 
     def _planned(
-        self, server: Server, steps: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+        self, server: Server, drawn: Drawn, steps: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
     ) -> Order | None:
-        """Return the order for all connected clients, or None if there are too few.
+        """Return the order for the connected clients of a cohort, or None if there are too few.
 
         Clients that do not send a gradient that the plan needs are left out.
         """
         left_out: set[int] = set()
         while True:
-            clients = np.array(sorted(set(self.link.nodes) - left_out), np.int64)
-            if len(clients) < self.settings.min_clients:
+            connected = (drawn.times.keys() & self.link.nodes.keys()) - left_out
+            if len(connected) < drawn.needed:
                 return None
-            cohort = self.roster.cohort(server.rounds_done, clients, steps(clients))
+            clients = np.array(sorted(connected), np.int64)
+            masses = [drawn.times[client] for client in clients.tolist()] if drawn.by_weight else None
+            cohort = self.roster.cohort(server.rounds_done, clients, steps(clients), masses)
             try:
                 return server.plan(cohort, cohort)
             except MissedError as missed:
@@ -302,7 +431,9 @@ class FlowerFleet:
 
     def diagnose(self, algorithm: Algorithm, replies: Replies) -> Divergence:
         """Return a divergence at the server, because replies that are not finite are dropped."""
-        return Divergence(replies.order.whole.round + 1, algorithm.lr_in(replies.order.whole))
+        longest, factor = longest_update(replies)
+        whole = replies.order.whole
+        return LiveDivergence(whole.round + 1, algorithm.lr_in(whole), longest=longest, factor=factor)
 
     def note(self, round: int, event: str) -> None:
         """Log an event, and keep it for the history."""
@@ -320,6 +451,7 @@ class FlowerFleet:
             sizes=tuple(self.roster.sizes.tolist()),
             identity=self.identity(),
             buffers=tuple(self.model.buffers.names),
+            connected=tuple(sorted(self.link.nodes)),
         )
 
     def describe(self) -> dict[str, Any]:
@@ -338,12 +470,14 @@ def _message(order: Order, row: int, chosen: bool = False) -> Parcel:
         "first": int(plan.first_steps[row]),
         "mean": plan.mean,
     }
-    vectors = {"x": order.x}
-    if plan.correction is not None:
-        vectors["c"] = plan.correction[row]
-    if plan.buffers is not None:
-        vectors["buffers"] = plan.buffers[row]
-    return Parcel(facts, vectors)
+    if plan.ascent is not None:
+        facts["ascent"] = float(plan.ascent[row])
+    if plan.anchored:
+        facts["anchored"] = True
+    parts = {"c": plan.correction, "buffers": plan.buffers, "start": plan.start, "mask": plan.mask}
+    parts |= {"beside": plan.beside, "scale": plan.scale}
+    vectors = {name: rows[row] for name, rows in parts.items() if rows is not None}
+    return Parcel(facts, {"x": order.x, **vectors})
 
 
 def _sends_sum(plan: Plan, row: int, steps: int) -> bool:

@@ -1,4 +1,4 @@
-"""Keys for trying out TLS and node authentication: a certificate authority, a server certificate, node keys.
+"""Keys for TLS and node authentication: a certificate authority, a server certificate, node keys.
 
 They are for tests and private networks only: the authority's key is stored unprotected beside the others.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fedagrac.errors import InputError, count
 from fedagrac.files import make_folder, write_atomically
 from fedagrac.flower.extra import require_flower
+from fedagrac.flower.identity import key_fingerprint
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -29,12 +30,15 @@ AUTHORITY = "fedagrac test authority"
 
 
 def write_keys(folder: str | Path, nodes: int = 3, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Path:
-    """Write ca.crt, ca.key, server.crt, server.key, and node-0, node-0.pub, ... Return the folder.
+    """Write ca.crt, ca.key, server.crt, server.key, node-0, node-0.pub, ..., and keys.toml. Return the folder.
+
+    `keys.toml` holds the setting that binds each partition to the key of its node.
 
     Args:
         folder: a new or empty folder.
         nodes: the number of nodes.
-        hosts: names and addresses by which nodes and users reach the SuperLink.
+        hosts: names and addresses by which nodes reach the server; the server itself uses 127.0.0.1 and localhost,
+            which are always added.
     """
     require_flower()  # Flower depends on the library that makes keys
     folder = Path(folder)
@@ -44,9 +48,13 @@ def write_keys(folder: str | Path, nodes: int = 3, hosts: Sequence[str] = ("127.
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("folder", str(folder), "a new or empty folder: keys are never overwritten")
     make_folder(folder)
-    _write_certificates(folder, hosts)
+    _write_certificates(folder, list(dict.fromkeys([*hosts, "127.0.0.1", "localhost"])))
+    lines = ["[tool.flwr.app.config.keys]\n"]
     for i in range(nodes):
         _write_node_key(folder / f"node-{i}")
+        lines.append(f'{i} = "{key_fingerprint((folder / f"node-{i}.pub").read_bytes())}"\n')
+    if nodes:
+        write_atomically(folder / "keys.toml", "".join(lines).encode())
     return folder
 
 

@@ -19,6 +19,7 @@ from fedagrac.errors import InputError
 from fedagrac.flower.extra import require_flower
 from fedagrac.flower.fleet import FlowerFleet
 from fedagrac.flower.link import Link
+from fedagrac.flower.watch import Watch
 from fedagrac.models.vector import VectorModel
 from fedagrac.rounds.callback import Callback, checked_callbacks
 from fedagrac.rounds.loop import Run, run_rounds
@@ -126,11 +127,13 @@ def run_federation(
     folder = RunFolder(Path(settings.out))
     described = settings.model_dump(mode="json", exclude_none=True)
     experiment = {**described, "algorithm": [{**described["algorithm"], "label": algorithm.name}]}
-    storing = [KeepRun(folder.path, experiment), Checkpoints(folder, every=1, always=True), LogRounds(folder.path)]
+    checkpoints = Checkpoints(folder, every=1, always=True, keep=settings.keep_checkpoints)
+    storing = [KeepRun(folder.path, experiment), checkpoints, LogRounds(folder.path)]
     table = ClientTable(settings.clients)
     server = Server(algorithm, {"x": model.initial()}, table, own_buffers=settings.buffers == "local")
-    run = Run(server, fleet, setup, [*storing, *user_callbacks])
-    with claimed(folder.path):
+    watch = Watch(settings, fleet.link)
+    run = Run(server, fleet, setup, [*storing, *user_callbacks, watch])
+    with claimed(folder.path), watch.watching(folder.path):
         checkpoint = folder.last_checkpoint()
         if checkpoint is None and folder.history.exists() and folder.history.stat().st_size:
             raise InputError("out", settings.out, "a new folder: this one holds a run without a checkpoint")

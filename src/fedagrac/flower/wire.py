@@ -1,6 +1,6 @@
 """The content of messages: parcels of facts and vectors, and their conversion to and from Flower's records.
 
-Everything that arrives is checked here before it is used.
+Everything that arrives is checked here before it is used. torch is imported only where there are vectors.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 
 from fedagrac.errors import FedagracError, shown
 
 if TYPE_CHECKING:
+    import torch
     from flwr.app import RecordDict
     from torch import Tensor
 
@@ -57,6 +57,7 @@ class Parcel:
         vectors: arrays, not yet checked.
 
     Examples:
+        >>> import torch
         >>> Parcel({"round": 3}, {"x": torch.ones(2)}).vector("x", 2, torch.float32)
         tensor([1., 1.])
         >>> Parcel({"round": 3}, {"x": torch.ones(2)}).vector("x", 5, torch.float32)
@@ -74,7 +75,13 @@ class Parcel:
         return sum(vector.numel() * vector.element_size() for vector in self.vectors.values())
 
     def vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
-        """Return a vector; raise BadReplyError unless it has this length and type and is finite."""
+        """Return a vector; raise BadReplyError unless it has this length and type, and is finite.
+
+        A vector whose squared norm overflows its own type counts as not finite, because nothing can be computed
+        with it.
+        """
+        import torch
+
         if name not in self.vectors:
             raise BadReplyError(f"{name} is missing")
         vector = self.vectors[name]
@@ -84,6 +91,8 @@ class Parcel:
             raise BadReplyError(f"{name} is {vector.dtype}, expected {dtype}")
         if not bool(torch.isfinite(vector).all()):
             raise BadReplyError(f"{name} holds NaN or infinity")
+        if not bool(torch.isfinite(vector.dot(vector))):
+            raise BadReplyError(f"{name} is too long: its squared norm overflows {dtype}")
         return vector
 
     def integer(self, name: str, least: int, most: int) -> int:
@@ -174,6 +183,7 @@ def fingerprint(model: VectorModel) -> str:
     It must be the same on the server and on every client.
 
     Examples:
+        >>> import torch
         >>> from fedagrac.models.vector import VectorModel
         >>> fingerprint(VectorModel(torch.nn.Linear(2, 1))) == fingerprint(VectorModel(torch.nn.Linear(2, 1)))
         True
@@ -214,6 +224,8 @@ def _vector(data: bytes) -> Tensor:
     numpy.load allocates an array as large as the header says before it reads the numbers. Here the header must
     match the number of bytes. Pickled objects are refused by their type.
     """
+    import torch
+
     file = io.BytesIO(data)
     header = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}.get(read_magic(file))
     if header is None:

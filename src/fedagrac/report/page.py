@@ -29,6 +29,7 @@ from fedagrac.report.charts import (
     target_of,
 )
 from fedagrac.report.clients import client_rows, strip_range, strips_of
+from fedagrac.report.fleet import COLUMNS, fleet_tables
 from fedagrac.report.style import SHADE
 from fedagrac.report.summary import full_columns, summarise, table_cells
 from fedagrac.rounds.per_client import STATISTICS
@@ -84,6 +85,8 @@ def render_page(runs: Sequence[StoredRun]) -> str:
         client_field=strips[0].field if strips else "accuracy",
         clients_hidden=any(len(strip.places) < strip.clients for strip in strips),
         fine_tuned=any(strip.after is not None for strip in strips),
+        fleets=fleet_tables(runs),
+        fleet_columns=COLUMNS,
         federations=federations,
         settings=_compare(names, [_flat(_settings(run)) for run in runs]),
         environment=_compare(names, [_flat(run.environment) for run in runs]),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from fedagrac.core.robust import Aggregation
     from fedagrac.data.batches import Sampling
     from fedagrac.engines import Engine, Loss, Workload
     from fedagrac.heterogeneity import Clock, Participation, StepSchedule
@@ -55,6 +56,7 @@ def simulate(
     stop: Stop | None = None,
     clock: Clock | None = None,
     guard: Guard | None = None,
+    aggregate: Aggregation | None = None,
     state_dir: str | Path | None = None,
     resume: Checkpoint | None = None,
     callbacks: Sequence[Any] = (),
@@ -77,7 +79,7 @@ def simulate(
         rounds=rounds, steps=steps, batch_size=batch_size, loss=loss, sampling=sampling,
         participation=participation, weight_decay=weight_decay, buffers=buffers, seed=seed, engine=engine,
         compile=compile, device=device, dtype=dtype, precision=precision, eval_every=eval_every, metrics=metrics,
-        stop=stop, clock=clock, guard=guard, state_dir=state_dir,
+        stop=stop, clock=clock, guard=guard, aggregate=aggregate, state_dir=state_dir,
     )  # fmt: skip
     return _simulate(model, federation, [algorithm], setup, [callbacks], [resume])[0]
 

@@ -7,7 +7,7 @@ than were planned. The fleet and the guard decide which replies count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedagrac.core.cohort import Cohort
     from fedagrac.core.local import Plan, Result
 
-__all__ = ["ClientReply", "Lengths", "Order", "Replies", "Spent", "step_lengths"]
+__all__ = ["ClientReply", "Contact", "Lengths", "Order", "Replies", "Spent", "step_lengths"]
 
 NOT_SENT = -1.0
 """The length of a vector that a client did not send."""
@@ -96,6 +96,25 @@ class ClientReply:
     length: float
 
 
+@dataclass
+class Contact:
+    """The messages between the server and one client of a live fleet in a round.
+
+    Attributes:
+        sent: the bytes of the vectors sent to the client.
+        received: the bytes of the vectors received from it.
+        seconds: after how many seconds its reply arrived; None if none did.
+        seen: when its last readable message arrived, in seconds since 1970; None if none did.
+        fault: what went wrong last, in words; None if nothing did.
+    """
+
+    sent: int = 0
+    received: int = 0
+    seconds: float | None = None
+    seen: float | None = None
+    fault: str | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Replies:
     """The replies to an order.
@@ -109,6 +128,7 @@ class Replies:
         arrived: after how many seconds of the round each reply arrived, in the order of `order.whole`.
         asked: how many clients were asked; None if every client that is asked replies.
         dropped: why each client that was asked but does not count was dropped, by its number.
+        contacts: the messages of each client of a live fleet, by its number; empty in a simulation.
     """
 
     order: Order
@@ -117,6 +137,7 @@ class Replies:
     arrived: npt.NDArray[np.float64]
     asked: int | None = None
     dropped: Mapping[int, str] = field(default_factory=dict)
+    contacts: Mapping[int, Contact] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.order.cohort)
@@ -133,10 +154,10 @@ class Replies:
         whole, local = self.order.whole, self.order.local
         kept = ~np.isin(whole.clients, list(dropped))
         if kept.all() or not kept.any():
-            return Replies(self.order, self.result, self.spent, self.arrived, self.asked, all_dropped)
+            return replace(self, dropped=all_dropped)
         result = self.result.part(np.flatnonzero(kept[local]))
         order = self.order.alone(np.flatnonzero(kept))
-        return Replies(order, result, self.spent, self.arrived[kept], self.asked, all_dropped)
+        return replace(self, order=order, result=result, arrived=self.arrived[kept], dropped=all_dropped)
 
 
 def step_lengths(plan: Plan, x: Tensor, result: Result) -> npt.NDArray[np.float64]:

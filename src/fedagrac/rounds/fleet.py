@@ -22,6 +22,7 @@ import torch
 from fedagrac.algorithms.base import Cost
 from fedagrac.core.cohort import Cohort, GradientService, Population
 from fedagrac.core.local import Plan, Result
+from fedagrac.core.robust import Aggregation
 from fedagrac.data.batches import epoch_steps, pass_steps
 from fedagrac.engines import EngineRecord, choose_engine, current_ranks
 from fedagrac.engines.precision import tf32
@@ -117,6 +118,7 @@ class Roster:
         weights: omega_i, [M].
         batch_size: samples per step; None for all of a client's samples.
         gradients: the local gradients of clients.
+        aggregate: the robust rule in place of sums over clients; None for the sums.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -124,9 +126,16 @@ class Roster:
     weights: npt.NDArray[np.float64]
     batch_size: int | None
     gradients: GradientService
+    aggregate: Aggregation | None = None
 
     @classmethod
-    def of(cls, sizes: Sequence[int], batch_size: int | None, gradients: GradientService) -> Roster:
+    def of(
+        cls,
+        sizes: Sequence[int],
+        batch_size: int | None,
+        gradients: GradientService,
+        aggregate: Aggregation | None = None,
+    ) -> Roster:
         """Make a roster of clients that are weighted by their samples, which are summed in exact integers.
 
         Examples:
@@ -135,7 +144,7 @@ class Roster:
         """
         total = sum(sizes)
         weights = np.array([float(Fraction(size, total)) for size in sizes])
-        return cls(np.array(sizes, np.int64), list(sizes), weights, batch_size, gradients)
+        return cls(np.array(sizes, np.int64), list(sizes), weights, batch_size, gradients, aggregate)
 
     def cohort(
         self,
@@ -162,6 +171,7 @@ class Roster:
             pass_steps=epochs if before is None else pass_steps(self.sizes[clients], self.batch_size, before),
             everyone=len(clients) == len(self.sizes),
             service=self.gradients,
+            aggregate=self.aggregate,
         )
 
 
@@ -204,6 +214,8 @@ class Simulated:
         """
         M = federation.num_clients
         setup.steps.check(M, setup.rounds)
+        if setup.aggregate is not None:
+            setup.aggregate.check_cohort(M if setup.cohorts is None else setup.cohorts.number(M))
         vector_model = VectorModel(model, setup.torch_device(), setup.dtype)
         workload = setup.workload(vector_model, federation)
         try_evaluation(workload, setup.metrics or {})
@@ -217,7 +229,9 @@ class Simulated:
             workload = dataclasses.replace(workload, steps_before=StepsBefore(setup, steps, federation.weights))
         ranks = current_ranks().share(checked_counts(steps, 0, M, setup.seed))
         gradients = LastGradients()
-        roster = Roster(federation.sizes, federation.masses, federation.weights, setup.batch_size, gradients)
+        roster = Roster(
+            federation.sizes, federation.masses, federation.weights, setup.batch_size, gradients, setup.aggregate
+        )
         return cls(setup, federation, vector_model, workload, steps, clock, ranks, vector_model.initial(), roster)
 
     @contextlib.contextmanager
@@ -281,7 +295,11 @@ class Simulated:
         everyone = np.arange(self.federation.num_clients)
         local = everyone[self.ranks.own(everyone)]
         self._gradients.buffers_of = server.buffers_of
-        server.start(Population(self.federation.weights, self._gradients, local, self.ranks.total))
+        server.start(
+            Population(
+                self.federation.weights, self._gradients, local, self.ranks.total, aggregate=self.setup.aggregate
+            )
+        )
         if server.algorithm.traits.start == "nothing":
             return Spent()
         once = np.ones(len(everyone), np.int64)

@@ -150,9 +150,8 @@ class Run:
         train_loss = math.nan
         if len(kept.dropped) - len(replies.dropped) < len(replies.order.whole):
             train_loss = self.server.take_in(kept)
-        vectors = [vector for vector in (self.server.x, self.server.buffers) if vector is not None]
-        finite = all(bool(torch.isfinite(vector).all()) for vector in vectors)
-        diverged = not (math.isfinite(train_loss) and finite)
+        live = replies.asked is not None
+        diverged = not math.isfinite(train_loss) or self._lost(live)
         due = (number % self.setup.eval_every == 0 or number == self.rounds) and not diverged
         measured = self._evaluate() if due else None
         record = self._record(replies, kept, train_loss)
@@ -162,18 +161,32 @@ class Run:
         reached = (self.setup.stop or Stop()).reached(record)
         if reached is not None and not due and not diverged:  # the last round is always evaluated
             record.measured(self._evaluate())
+        if live and record.test_loss is not None and not math.isfinite(record.test_loss):
+            diverged = True
+        if diverged:
+            self.divergence = self.fleet.diagnose(self.algorithm, kept)
         self.replies = kept
         for callback in self.callbacks:
             callback.on_round(self, record)
         self.replies = None  # freed, because its vectors may not fit beside those of the next round
         self.stopped = self.ranks.agree(self.stopped)
-        if diverged:
-            self.divergence = self.fleet.diagnose(self.algorithm, kept)
+        if self.divergence is not None:
             return "diverged", str(self.divergence)
         reason = self.stopped or reached
         if reason is not None:
             return "stopped", f"round {number}: {reason}"
         return ("finished", f"all {self.rounds} rounds done") if number == self.rounds else None
+
+    def _lost(self, live: bool) -> bool:
+        """Return whether the model or its buffers are not finite; on a live fleet, whether a squared norm is not.
+
+        The numbers of a live fleet come from other machines. A vector whose squared norm overflows is finite, but
+        nothing can be computed with it, and a checkpoint with it could not be used.
+        """
+        if live:
+            return not all(bool(torch.isfinite(v.dot(v))) for v in self.server.saved_state.values())
+        vectors = [vector for vector in (self.server.x, self.server.buffers) if vector is not None]
+        return not all(bool(torch.isfinite(vector).all()) for vector in vectors)
 
     def _guarded(self, replies: Replies) -> Replies:
         """Return the replies that the guard accepts, and note the clients that it drops.
@@ -231,6 +244,7 @@ class Run:
             used = kept.order.whole
             record.weights = {str(i): float(w) for i, w in zip(used.clients, used.weights, strict=True)}
             record.events = events
+            record.add_contacts(kept.contacts, kept.dropped)
         return record
 
     def ended_before(self) -> tuple[Status, str] | None:

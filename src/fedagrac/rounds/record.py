@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedagrac.citations import bibtex
+from fedagrac.parsing import printable, utc
 from fedagrac.rounds.per_client import CLIENT_MEASURES
 from fedagrac.rounds.stop import target_accuracy
 
@@ -26,11 +27,15 @@ if TYPE_CHECKING:
     from fedagrac.data.federation import Federation
     from fedagrac.models.vector import VectorModel
     from fedagrac.rounds.divergence import Divergence
+    from fedagrac.rounds.exchange import Contact
     from fedagrac.rounds.per_client import PerClient
 
 __all__ = ["History", "RoundRecord", "SimulationResult", "Status", "over_seeds"]
 
 Status = Literal["finished", "stopped", "diverged"]
+
+LONGEST_REASON = 300
+"""The longest reason why a client was dropped, in characters. Reasons may hold text from clients."""
 
 NO_METRICS: Mapping[str, float | None] = MappingProxyType({})
 """An empty table that all records without metrics share, because a long run has many records."""
@@ -59,6 +64,10 @@ class RoundRecord(Mapping[str, Any]):
         steps: K_i by client.
         weights: omega_i by client, normalised over the clients that count.
         events: what went wrong or changed, in words.
+        seconds: after how many seconds the reply of each client arrived.
+        sent, received: the bytes of the vectors sent to and received from each client since the round before.
+        seen: when the last readable message of each client since the round before arrived, in ISO 8601 and UTC.
+        reasons: why each client in `dropped` was dropped.
 
     Examples:
         >>> record = RoundRecord.of({**EXAMPLE, "top5": 0.9})
@@ -84,6 +93,11 @@ class RoundRecord(Mapping[str, Any]):
     steps: dict[str, int] | None = None
     weights: dict[str, float] | None = None
     events: list[str] | None = None
+    seconds: dict[str, float] | None = None
+    sent: dict[str, int] | None = None
+    received: dict[str, int] | None = None
+    seen: dict[str, str] | None = None
+    reasons: dict[str, str] | None = None
     metrics: Mapping[str, float | None] = dataclasses.field(default_factory=lambda: NO_METRICS)
 
     @classmethod
@@ -120,13 +134,25 @@ class RoundRecord(Mapping[str, Any]):
     def __eq__(self, other: object) -> bool:
         return dict(self) == dict(other) if isinstance(other, Mapping) else NotImplemented
 
+    def add_contacts(self, contacts: Mapping[int, Contact], dropped: Mapping[int, str]) -> None:
+        """Set what a live fleet knows of each client: seconds, bytes, when it was seen, and why it was dropped."""
+        known = sorted(contacts.items())
+        self.seconds = {str(i): round(c.seconds, 3) for i, c in known if c.seconds is not None}
+        self.sent = {str(i): c.sent for i, c in known if c.sent}
+        self.received = {str(i): c.received for i, c in known if c.received}
+        self.seen = {str(i): utc(c.seen) for i, c in known if c.seen is not None}
+        self.reasons = {str(i): printable(reason)[:LONGEST_REASON] for i, reason in sorted(dropped.items())}
+
     def measured(self, values: Mapping[str, float | None]) -> None:
         """Set the results of an evaluation."""
         self.test_accuracy, self.test_loss = values["test_accuracy"], values["test_loss"]
         self.metrics = {name: value for name, value in values.items() if name not in ALWAYS} or NO_METRICS
 
 
-SOMETIMES = ("dropped", "asked", "first_gradients", "steps", "weights", "events")
+SOMETIMES = (
+    "dropped", "asked", "first_gradients", "steps", "weights", "events", "seconds", "sent", "received", "seen",
+    "reasons",
+)  # fmt: skip
 """Fields that are keys of a record only if they were written."""
 
 ALWAYS = tuple(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from fedagrac.core.robust import Aggregation
 from fedagrac.data.batches import SAMPLINGS, Sampling
 from fedagrac.engines import ENGINES, Engine, Loss, Workload
 from fedagrac.errors import InputError, count, non_negative, one_of
@@ -59,6 +60,8 @@ class Setup:
         stop: when to end the run early.
         clock: simulated time; by default that of the devices in `steps`, or 1 ms per step.
         guard: drops updates that are not finite or far too long, such as `Guard(factor=10.0)`; None for no guard.
+        aggregate: a robust rule in place of sums over clients: `Median()`, `TrimmedMean(share=0.1)` or
+            `NormBounded(factor=1.0)`; None for the sums.
         state_dir: a folder in which to keep the clients' state if it does not fit into memory.
 
     Examples:
@@ -89,6 +92,7 @@ class Setup:
     stop: Stop | None = None
     clock: Clock | None = None
     guard: Guard | None = None
+    aggregate: Aggregation | None = None
     state_dir: str | Path | None = None
 
     @classmethod
@@ -105,6 +109,8 @@ class Setup:
         check_kind("steps", self.steps, StepSchedule)
         if self.guard is not None:
             check_kind("guard", self.guard, Guard)
+        if self.aggregate is not None:
+            check_kind("aggregate", self.aggregate, Aggregation)
         _check_metrics(self.metrics or {})
         if self.batch_size is not None:
             count("batch_size", self.batch_size)
@@ -146,6 +152,7 @@ EXAMPLES = {
     "algorithm": " such as FedaGrac(lr=0.01)",
     "steps": " such as Constant(10) or Gaussian(500, 10000)",
     "guard": " such as Guard(factor=10.0), or None",
+    "aggregate": " such as Median() or TrimmedMean(share=0.1), or None",
 }
 
 

@@ -1,8 +1,8 @@
 """Checkpoints: everything a run needs to resume, in safetensors and JSON only.
 
 A checkpoint holds the server's vectors, the rows that it keeps for clients, and facts as JSON. It is written to a
-temporary file, which is renamed once it is on the disk. The last two are kept, so a crash at any moment leaves one
-that can be read. The history is not part of the file; the reader adds it.
+temporary file, which is renamed once it is on the disk. At least the last two are kept, so a crash at any moment
+leaves one that can be read. The history is not part of the file; the reader adds it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,25 @@ if TYPE_CHECKING:
 
     from fedagrac.algorithms.base import Traits
 
-__all__ = ["Checkpoint", "CheckpointError", "Facts", "check_fits", "read_checkpoint", "write_checkpoint"]
+__all__ = [
+    "KEPT",
+    "Checkpoint",
+    "CheckpointError",
+    "Facts",
+    "check_fits",
+    "read_checkpoint",
+    "read_checkpoint_of",
+    "remove_checkpoints_after",
+    "stored_rounds",
+    "write_checkpoint",
+]
 
 log = logging.getLogger("fedagrac")
 
 FORMAT = 3
+
 KEPT = 2
+"""How many checkpoints are kept, unless a run asks for more."""
 
 MOST_SAMPLES = 2**62
 """The largest number of samples of a client. Sums over clients may be larger and must be exact."""
@@ -68,6 +81,7 @@ class Facts:
         sizes: the samples of each client, as the clients of a live fleet reported them; empty in a simulation.
         identity: settings that a live run must share with its checkpoint; empty in a simulation.
         buffers: the names of the module's moving buffers, as the clients of a live fleet reported them.
+        connected: the clients of a live fleet that were connected; empty if that is not known.
     """
 
     sim_time: float
@@ -76,6 +90,7 @@ class Facts:
     sizes: tuple[int, ...] = ()
     identity: Mapping[str, Any] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
+    connected: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, table: Any) -> Facts:
@@ -91,15 +106,16 @@ class Facts:
         """
         if not isinstance(table, dict):
             raise ValueError("it has no facts")
-        values = {"sizes": [], "identity": {}, "buffers": [], **table}
+        values = {"sizes": [], "identity": {}, "buffers": [], "connected": [], **table}
         for name, kind, least in (("sim_time", int | float, 0), ("bytes_total", int, 0)):
             value = values.get(name)
             if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
                 raise ValueError(f"{name} is {shown(value)}")
-        sizes = values["sizes"]
-        integers = isinstance(sizes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
-        if not integers or any(not 1 <= n <= MOST_SAMPLES for n in sizes):
-            raise ValueError(f"sizes is {shown(sizes)}")
+        for name, least, most in (("sizes", 1, MOST_SAMPLES), ("connected", 0, MOST_CLIENTS - 1)):
+            given = values[name]
+            integers = isinstance(given, list) and all(type(n) is int for n in given)
+            if not integers or any(not least <= n <= most for n in given):
+                raise ValueError(f"{name} is {shown(given)}")
         if not isinstance(values["buffers"], list) or not all(isinstance(n, str) for n in values["buffers"]):
             raise ValueError(f"buffers is {shown(values['buffers'])}")
         if not isinstance(values["identity"], dict):
@@ -108,9 +124,10 @@ class Facts:
             sim_time=float(values["sim_time"]),
             bytes_total=values["bytes_total"],
             engine=EngineRecord.read(values.get("engine")),
-            sizes=tuple(sizes),
+            sizes=tuple(values["sizes"]),
             identity=values["identity"],
             buffers=tuple(values["buffers"]),
+            connected=tuple(values["connected"]),
         )
 
 
@@ -133,8 +150,8 @@ class Checkpoint:
     history: Sequence[Mapping[str, Any]] = ()
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE) -> Path:
-    """Write folder/round-N.safetensors completely or not at all, and remove all but the last two. Return its path.
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE, keep: int = KEPT) -> Path:
+    """Write folder/round-N.safetensors completely or not at all, and remove all but the last few. Return its path.
 
     If several processes share the run, each one writes the rows of its clients. The first process also writes the
     server's vectors. It writes last, so that its file shows that the checkpoint is complete.
@@ -171,7 +188,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE)
     if ranks.rank:
         ranks.wait()
     else:
-        _remove_before(folder, _checkpoints(folder)[-KEPT:][0])
+        _remove_before(folder, _checkpoints(folder)[-keep:][0])
     return path
 
 
@@ -206,6 +223,28 @@ def read_checkpoint(
                 raise
             log.warning("%s; using the previous checkpoint", error)
     return None
+
+
+def read_checkpoint_of(folder: Path, round: int) -> Checkpoint:
+    """Return the checkpoint after a round, without its history; raise CheckpointError if it cannot be used."""
+    return _read_all(_path(folder, round, 0), "cpu")
+
+
+def stored_rounds(folder: Path) -> list[int]:
+    """Return the rounds after which a folder has a checkpoint, in increasing order.
+
+    Examples:
+        >>> stored_rounds(Path("no-such-folder"))
+        []
+    """
+    return [int(path.stem.removeprefix("round-")) for path in _checkpoints(folder)]
+
+
+def remove_checkpoints_after(folder: Path, round: int) -> None:
+    """Remove the checkpoints of later rounds, the newest first, with the parts of all processes."""
+    for path in sorted(folder.glob(f"round-{'[0-9]' * 8}*.safetensors"), reverse=True):
+        if int(path.name[len("round-") : len("round-00000000")]) > round:
+            path.unlink(missing_ok=True)
 
 
 def _checkpoints(folder: Path) -> list[Path]:

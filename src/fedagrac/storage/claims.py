@@ -15,6 +15,7 @@ __all__ = [
     "LOCK",
     "claimed",
     "first_missing",
+    "is_claimed",
     "is_leftover",
     "make_unused_folder",
     "new_folder",
@@ -71,12 +72,39 @@ def claimed(folder: Path) -> Iterator[None]:
     except Timeout:
         accepted = "a folder that no other process writes to: wait until the other one ends, or name a new folder"
         raise InputError("out", str(folder), accepted) from None
+    (folder / LOCK).touch()  # its time says since when the folder is held
     try:
         yield
     finally:
         if outermost is not None:
             _remove_if_unused(folder, outermost)
         lock.release()
+
+
+def is_claimed(folder: Path) -> bool:
+    """Return whether a process holds a folder.
+
+    Examples:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with claimed(folder):
+        ...     print(is_claimed(folder))
+        True
+        >>> is_claimed(folder)
+        False
+    """
+    import fcntl  # FileLock would need the right to write
+
+    try:
+        lock = (folder / LOCK).open("rb")
+    except FileNotFoundError:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # it ends when the file is closed
+        except BlockingIOError:
+            return True
+    return False
 
 
 @contextlib.contextmanager

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from fedagrac.errors import InputError
 from fedagrac.files import make_folder, naming, open_bounded, opener, read_bounded, sync, write_atomically
 from fedagrac.parsing import ParseError, parse_json
-from fedagrac.storage.checkpoints import Checkpoint, CheckpointError, read_checkpoint, write_checkpoint
+from fedagrac.storage.checkpoints import (
+    KEPT,
+    Checkpoint,
+    CheckpointError,
+    read_checkpoint,
+    read_checkpoint_of,
+    remove_checkpoints_after,
+    stored_rounds,
+    write_checkpoint,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,9 +39,11 @@ LARGEST = {
     "environment.json": 2**20,
     "federation.json": 2**24,
     "status.json": 2**20,
+    "failure.json": 2**20,
     "per_client.json": 2**26,
     "history.jsonl": 2**31,
     "sweep.json": 2**28,
+    "exclude.json": 2**24,
 }
 """The largest files that are read, in bytes. per_client.json has room for the results of 500,000 clients."""
 
@@ -50,6 +61,7 @@ OUTPUT_NAMES = frozenset(
         "checkpoint",
         "figures",
         "local_only.json",
+        "log.jsonl",
         "model.safetensors",
         "report.html",
         "summary.json",
@@ -120,11 +132,14 @@ class RunFolder:
         with naming(self.history), open(self.history, "a", encoding="utf-8", opener=opener) as history:
             history.write(to_json(record) + "\n")
 
-    def write_checkpoint(self, checkpoint: Checkpoint, ranks: Ranks) -> Path:
-        """Sync the history, without which a checkpoint is useless, and write a checkpoint. Return its path."""
+    def write_checkpoint(self, checkpoint: Checkpoint, ranks: Ranks, keep: int = KEPT) -> Path:
+        """Sync the history, without which a checkpoint is useless, and write a checkpoint. Return its path.
+
+        All but the last `keep` checkpoints are removed.
+        """
         if ranks.rank == 0 and self.history.exists():
             sync(self.history)
-        return write_checkpoint(self.checkpoints, checkpoint, ranks)
+        return write_checkpoint(self.checkpoints, checkpoint, ranks, keep)
 
     def last_checkpoint(self) -> Checkpoint | None:
         """Return the newest usable checkpoint with its history; None if the run has to start again."""
@@ -133,6 +148,27 @@ class RunFolder:
             return replace(checkpoint, history=read_history(self.history, checkpoint.round))
 
         return read_checkpoint(self.checkpoints, complete=complete)
+
+    def reopen(self) -> None:
+        """Remove status.json, which says how the run ended, because it goes on."""
+        (self.path / "status.json").unlink(missing_ok=True)
+
+    def rollback(self, round: int) -> None:
+        """Go back to the state after a round that has a checkpoint. Later rounds are removed.
+
+        The checkpoint and its history are read first, so that nothing is removed if they cannot be used. Whatever
+        moment a crash comes at, the run can be resumed from a checkpoint that is left.
+        """
+        rounds = stored_rounds(self.checkpoints)
+        if round not in rounds:
+            known = ", ".join(map(str, rounds)) or "none"
+            raise InputError("to", round, f"a round with a checkpoint: {known}")
+        read_checkpoint_of(self.checkpoints, round)
+        history = read_history(self.history, round)
+        remove_checkpoints_after(self.checkpoints, round)
+        self.write_history(history)
+        self.reopen()
+        (self.path / "model.safetensors").unlink(missing_ok=True)
 
     def checkpoint_bytes(self) -> int:
         """Return the size of all checkpoints on the disk."""
