@@ -75,9 +75,11 @@ if TYPE_CHECKING:
     from fedagrac.heterogeneity import Constant as Constant
     from fedagrac.heterogeneity import DeviceProfile as DeviceProfile
     from fedagrac.heterogeneity import Devices as Devices
+    from fedagrac.heterogeneity import Epochs as Epochs
     from fedagrac.heterogeneity import Explicit as Explicit
     from fedagrac.heterogeneity import Extreme as Extreme
     from fedagrac.heterogeneity import Gaussian as Gaussian
+    from fedagrac.heterogeneity import Geometric as Geometric
     from fedagrac.heterogeneity import Linear as Linear
     from fedagrac.heterogeneity import Participation as Participation
     from fedagrac.heterogeneity import StepSchedule as StepSchedule
@@ -112,8 +114,8 @@ _NAMES = {
     ),
     "fedagrac.errors": "FedagracError InputError",
     "fedagrac.heterogeneity": (
-        "Clock Constant DEVICES DeviceProfile Devices Explicit Extreme Gaussian Linear Participation StepSchedule "
-        "Uniform"
+        "Clock Constant DEVICES DeviceProfile Devices Epochs Explicit Extreme Gaussian Geometric Linear "
+        "Participation StepSchedule Uniform"
     ),
     "fedagrac.rounds.api": "simulate simulate_many",
     "fedagrac.rounds.guard": "Guard",

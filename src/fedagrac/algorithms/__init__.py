@@ -31,6 +31,7 @@ from fedagrac.imports import Imports, is_import_path
 __all__ = [
     "MIFA",
     "PAPER",
+    "PAPER_NAMES",
     "REGISTRY",
     "Algorithm",
     "FedACG",
@@ -90,6 +91,9 @@ REGISTRY: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
     "fedlesam": (FedLESAM, {}),
 }
 """Every algorithm by name: its class, and the settings that the name fixes."""
+
+PAPER_NAMES = tuple(name for name, (cls, _) in REGISTRY.items() if cls in PAPER)
+"""The names of the algorithms that the paper compares, its own in four forms."""
 
 COMMON = ("lr", "local")
 """The settings that all algorithms share."""

@@ -1,7 +1,7 @@
 """Server optimizers: FedAvgM, FedAdam, FedYogi and FedAdagrad, around FedAvg or around another algorithm.
 
 The change of the model in a round is a gradient for an optimizer on the server. With Delta = x~ - x', where x' is
-the model that the algorithm inside would go on with:
+the next model of the algorithm inside:
 
 - FedAvgM: m <- beta m + Delta, x = x~ - eta_g m. Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data
   Distribution for Federated Visual Classification", 2019.
@@ -43,8 +43,7 @@ class ServerOptimizer(Algorithm):
     Attributes:
         server_lr: eta_g, the server's step size.
         inner: the algorithm inside; None for FedAvg. Its step size and local optimizer are replaced by those of
-        the
-            whole, so that one lr holds.
+            the whole, so that one lr holds.
     """
 
     server_lr: float = 1.0
@@ -59,6 +58,7 @@ class ServerOptimizer(Algorithm):
             raise InputError(
                 "inner", self.inner, "an algorithm without a server optimizer, such as FedaGrac(lr=0.1)"
             )
+        self.inside.check()  # with the local optimizer of the whole
 
     @property
     def inside(self) -> Algorithm:

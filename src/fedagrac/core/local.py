@@ -71,8 +71,7 @@ class Plan:
         scale: the network is that of scale o (x + p_i), and the gradient is that with respect to x, [m, d]; None
             for the network of x + p_i.
         anchored: whether the gradient at x~ over the same batch is subtracted from every gradient. It costs a
-        second
-            gradient in every step.
+            second gradient in every step.
     """
 
     steps: npt.NDArray[np.int64]

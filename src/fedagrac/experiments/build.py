@@ -220,10 +220,23 @@ def build_algorithm(settings: Settings, imports: Imports | None = None) -> Algor
     if isinstance(options.get("local"), dict):
         with section("local"):
             options["local"] = build_kind(options["local"], OPTIMIZERS)
+    if "inner" in options:
+        with section("inner"):
+            options["inner"] = _build_inner(options["inner"], options.get("lr"), imports)
     name = options.pop("name")
     if is_import_path(name):
         return build_imported(name, options, imports or Imports())
     return algorithm(name, **options)
+
+
+def _build_inner(settings: Any, lr: Any, imports: Imports | None) -> Algorithm:
+    """Make the algorithm inside another one, with the step size of the whole."""
+    if not isinstance(settings, Mapping) or not isinstance(settings.get("name"), str):
+        raise InputError("", settings, 'a table with the name of an algorithm, such as { name = "fedagrac" }')
+    for key in ("lr", "local"):
+        if key in settings:
+            raise InputError(key, settings[key], f"no {key} here: the {key} of the whole holds inside, too")
+    return build_algorithm({**settings, "lr": 1.0 if lr is None else lr}, imports)
 
 
 def build_schedule(field: str, settings: Settings) -> Callable[[int], float]:

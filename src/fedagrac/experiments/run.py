@@ -174,9 +174,9 @@ def prepare(
 
 def _check_imports(experiment: Experiment, imports: Imports) -> None:
     """Refuse import paths that may not be followed, before any of them is."""
-    named = {"model": experiment.model.name, "data": experiment.data.name}
-    named |= {f"algorithm[{i}]": entry.name for i, entry in enumerate(experiment.algorithm)}
-    for table, name in named.items():
+    named = [("model", experiment.model.name), ("data", experiment.data.name)]
+    named += [(f"algorithm[{i}]", name) for i, entry in enumerate(experiment.algorithm) for name in entry.names]
+    for table, name in named:
         if is_import_path(name):
             with section(table):
                 imports.check(name)

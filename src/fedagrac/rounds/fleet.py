@@ -26,7 +26,7 @@ from fedagrac.core.robust import Aggregation
 from fedagrac.data.batches import epoch_steps, pass_steps
 from fedagrac.engines import EngineRecord, choose_engine, current_ranks
 from fedagrac.engines.precision import tf32
-from fedagrac.heterogeneity import Clock, Devices
+from fedagrac.heterogeneity import Clock, Devices, Epochs
 from fedagrac.heterogeneity.steps import checked_counts
 from fedagrac.models.vector import VectorModel
 from fedagrac.rounds.divergence import diagnose
@@ -222,6 +222,8 @@ class Simulated:
         steps, clock = setup.steps, setup.clock
         if isinstance(steps, Devices) and steps.needs_flops:
             steps = steps.with_flops(workload.step_flops())
+        if isinstance(steps, Epochs):
+            steps = steps.with_samples(federation.sizes, setup.batch_size)
         if clock is None:
             clock = Clock.of(steps) if isinstance(steps, Devices) else Clock()
         clock.check(M)

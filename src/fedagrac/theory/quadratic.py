@@ -350,7 +350,7 @@ def round_map(
     """Return one round of an algorithm with all clients as an affine map.
 
     Args:
-        algorithm: one of the nine; FedaGrac's calibration must be a number.
+        algorithm: one of those of the paper; FedaGrac's calibration must be a number.
         quadratic: the problem.
         steps: K_i, one number for all clients or one for each.
         first_steps: the number of steps over which FedaGrac's "first gradient" is averaged, in place of the
