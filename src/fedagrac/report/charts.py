@@ -149,7 +149,7 @@ def names_of(runs: Sequence[StoredRun]) -> list[str]:
 def scales_shared_lr(run: StoredRun) -> bool:
     """Return whether the run's lr is the shared lr times Kbar, because the algorithm divides it by K_i."""
     inner = run.algorithm_settings.get("inner")
-    name = inner.get("name") if isinstance(inner, dict) else run.algorithm  # the step size is that of the inner
+    name = str(inner.get("name")) if isinstance(inner, dict) else run.algorithm
     registered = name in REGISTRY and "lr" in run.experiment
     return registered and algorithm(name, lr=1.0).traits.lr == "round"
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from fedagrac.core.optimizers import clip_factors
+from fedagrac.core.optimizers import SGD, clip_factors
 from fedagrac.engines.base import starts_of
 from fedagrac.engines.lanes.compiled import compile_step
 from fedagrac.engines.lanes.kernels.descend import descend
@@ -300,7 +300,7 @@ class FixedLanes:
             if b.center is not None:
                 g = g + per_lane(b.mu[:width], X) * (X - b.center[i][:width])  # noqa: PLW2901
             C = None if b.C is None else b.C[i][:width]
-            if self._local.slots or b.mask is not None:
+            if self._local.slots or b.mask is not None or not isinstance(self._local, SGD):
                 slots = [blocks[i][:width] for blocks in b.slots]
                 g = self._local.direction(g if C is None else g + C, X, slots, numbers)  # noqa: PLW2901
                 C = None
