@@ -72,8 +72,8 @@ def test_the_experiment_of_a_run_folder_repeats_it_bit_for_bit(tmp_path, monkeyp
     assert table["algorithm"][0]["local"] == {"kind": "adam", "betas": [0.9, 0.99], "eps": 1e-8}
     assert table["algorithm"][3]["inner"]["first_steps"] == "epoch"  # defaults are written out inside, too
     page = render_page([read_run(folder) for folder in first])
-    for setting in ("local.kind", "local.betas", "inner.calibration", "lr.factor"):
-        assert f"algorithm.{setting}" in page
+    for shown in ("adam: betas [0.9, 0.99], eps 1e-08", "fedagrac: calibration 0.5", "exponential: first 0.1"):
+        assert shown in page
 
 
 def test_settings_reach_into_the_tables_of_one_algorithm():
@@ -107,7 +107,7 @@ def test_a_sweep_varies_lr_and_whole_tables():
         ({"name": "fedadam", "inner": {"name": "fedprox", "lr": 1}}, r"algorithm\[0\].inner.lr = .*of the whole"),
         (
             {"name": "fedadam", "inner": {"name": "fedyogi"}},
-            r"algorithm\[0\].inner = .*without a server optimizer",
+            r"algorithm\[0\].inner = .*without a server",
         ),
         (
             {"name": "fedadam", "inner": {"name": "fednova"}, "local": {"kind": "adam"}},
