@@ -161,8 +161,8 @@ class Adam(LocalOptimizer):
         eps: added to the root, so that nothing is divided by zero.
 
     Examples:
-        >>> Adam().numbers(0)
-        (0.09999999999999998, 0.031622776601683764)
+        >>> [round(number, 6) for number in Adam().numbers(0)]
+        [0.1, 0.031623]
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -231,8 +231,8 @@ def clip_factors(squares: Tensor, clip: float) -> Tensor:
 
     Examples:
         >>> import torch
-        >>> clip_factors(torch.tensor([25.0, 0.25], dtype=torch.float64), clip=1.0).tolist()
-        [0.19999996000000803, 1.0]
+        >>> [round(factor, 6) for factor in clip_factors(torch.tensor([25.0, 0.25]), clip=1.0).tolist()]
+        [0.2, 1.0]
     """
     return (clip / (squares.sqrt() + CLIP_EPS)).clamp(max=1.0)
 
@@ -242,8 +242,8 @@ def ascent_factors(squares: Tensor, rho: Any) -> Tensor:
 
     Examples:
         >>> import torch
-        >>> ascent_factors(torch.tensor([4.0, 0.0], dtype=torch.float64), rho=0.1).tolist()
-        [0.04999999999997501, 100000000000.0]
+        >>> round(ascent_factors(torch.tensor(4.0), rho=0.1).item(), 6)
+        0.05
     """
     factors: Tensor = rho / (squares.sqrt() + ASCENT_EPS)
     return factors
