@@ -20,6 +20,8 @@ SCHEDULES = {
     "extreme": fg.Extreme(2, 9),
     "explicit": fg.Explicit([[1 + (t * i) % 4 for i in range(CLIENTS)] for t in range(ROUNDS)]),
     "devices": fg.Devices([fg.DeviceProfile("d", step_time=0.1 * (1 + i)) for i in range(5)], 0.7, jitter=0.3),
+    "geometric": fg.Geometric(0.3),
+    "epochs": fg.Epochs(1),
 }
 PARTICIPATION = {
     "all": None,

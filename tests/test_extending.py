@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedagrac as fg
+from fedagrac.engines import LanesEngine
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 SECTIONS = dict(re.findall(r"^## (.*?)$.*?^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
@@ -28,7 +29,7 @@ def program(tmp_path, monkeypatch):
 
 
 def test_every_program_of_the_page_is_tested_and_short():
-    named = ["An algorithm", "A step schedule", "A callback", "A partition", "A fleet"]
+    named = ["An algorithm", "A local optimizer", "A step schedule", "A callback", "A partition", "A fleet"]
     assert list(SECTIONS) == named
     assert PAGE.read_text().count("```python\n") == len(named)
     assert all(len(code.splitlines()) <= 42 for code in SECTIONS.values())
@@ -44,6 +45,25 @@ def test_an_own_algorithm_is_fedavg_where_everyone_takes_part_and_remembers_the_
     torch.testing.assert_close(ours.vector, theirs.vector, rtol=1e-4, atol=1e-5)
     without_memory = fg.simulate(model, fed, fg.FedAvg(lr=0.1), participation=5, **options)
     assert not torch.allclose(names["result"].vector, without_memory.vector, rtol=1e-2)
+
+
+def test_an_own_local_optimizer_makes_its_steps_on_every_engine(program):
+    names = program("A local optimizer")
+    assert names["result"].status == "finished"
+    fed = fg.Federation.from_arrays([([[0.0]] * 4, [[3.0]] * 4), ([[0.0]] * 4, [[-1.0]] * 4)])
+    point = torch.nn.Linear(1, 1).double()
+    torch.nn.init.zeros_(point.bias)
+    options = {
+        "rounds": 1,
+        "steps": fg.Explicit([[1, 3]]),
+        "batch_size": None,
+        "loss": torch.nn.functional.mse_loss,
+    }
+    for engine in ("serial", LanesEngine, lambda w: LanesEngine(w, fixed=True)):
+        algorithm = fg.FedAvg(lr=0.1, local=names["Lion"]())
+        result = fg.simulate(point, fed, algorithm, engine=engine, **options)
+        bias = result.vector[1].item()  # one step of 0.1 up, three steps of 0.1 down
+        assert bias == pytest.approx((0.1 - 0.3) / 2, abs=1e-12)
 
 
 def test_an_own_schedule_decides_the_steps(program):

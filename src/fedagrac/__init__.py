@@ -13,13 +13,29 @@ from fedagrac.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedagrac import models as models
+    from fedagrac.algorithms import MIFA as MIFA
     from fedagrac.algorithms import Algorithm as Algorithm
+    from fedagrac.algorithms import FedACG as FedACG
+    from fedagrac.algorithms import FedAdagrad as FedAdagrad
+    from fedagrac.algorithms import FedAdam as FedAdam
     from fedagrac.algorithms import FedaGrac as FedaGrac
     from fedagrac.algorithms import FedAvg as FedAvg
+    from fedagrac.algorithms import FedAvgM as FedAvgM
+    from fedagrac.algorithms import FedCM as FedCM
+    from fedagrac.algorithms import FedDyn as FedDyn
+    from fedagrac.algorithms import FedExP as FedExP
+    from fedagrac.algorithms import FedLESAM as FedLESAM
     from fedagrac.algorithms import FedLin as FedLin
     from fedagrac.algorithms import FedNova as FedNova
     from fedagrac.algorithms import FedProx as FedProx
+    from fedagrac.algorithms import FedSAM as FedSAM
+    from fedagrac.algorithms import FedVARP as FedVARP
+    from fedagrac.algorithms import FedYogi as FedYogi
+    from fedagrac.algorithms import Mime as Mime
+    from fedagrac.algorithms import MimeLite as MimeLite
+    from fedagrac.algorithms import Scaffnew as Scaffnew
     from fedagrac.algorithms import Scaffold as Scaffold
+    from fedagrac.algorithms import ServerOptimizer as ServerOptimizer
     from fedagrac.algorithms import algorithm as algorithm
     from fedagrac.algorithms.base import Cost as Cost
     from fedagrac.algorithms.base import Stateless as Stateless
@@ -34,6 +50,10 @@ if TYPE_CHECKING:
     from fedagrac.core.cohort import Cohort as Cohort
     from fedagrac.core.local import Plan as Plan
     from fedagrac.core.local import Result as Result
+    from fedagrac.core.optimizers import SGD as SGD
+    from fedagrac.core.optimizers import Adam as Adam
+    from fedagrac.core.optimizers import AdamW as AdamW
+    from fedagrac.core.optimizers import LocalOptimizer as LocalOptimizer
     from fedagrac.core.robust import Median as Median
     from fedagrac.core.robust import NormBounded as NormBounded
     from fedagrac.core.robust import TrimmedMean as TrimmedMean
@@ -55,9 +75,11 @@ if TYPE_CHECKING:
     from fedagrac.heterogeneity import Constant as Constant
     from fedagrac.heterogeneity import DeviceProfile as DeviceProfile
     from fedagrac.heterogeneity import Devices as Devices
+    from fedagrac.heterogeneity import Epochs as Epochs
     from fedagrac.heterogeneity import Explicit as Explicit
     from fedagrac.heterogeneity import Extreme as Extreme
     from fedagrac.heterogeneity import Gaussian as Gaussian
+    from fedagrac.heterogeneity import Geometric as Geometric
     from fedagrac.heterogeneity import Linear as Linear
     from fedagrac.heterogeneity import Participation as Participation
     from fedagrac.heterogeneity import StepSchedule as StepSchedule
@@ -77,10 +99,14 @@ if TYPE_CHECKING:
     from fedagrac.rounds.stop import Stop as Stop
 
 _NAMES = {
-    "fedagrac.algorithms": "Algorithm FedAvg FedLin FedNova FedProx FedaGrac Scaffold algorithm",
+    "fedagrac.algorithms": (
+        "Algorithm FedACG FedAdagrad FedAdam FedAvg FedAvgM FedCM FedDyn FedExP FedLESAM FedLin FedNova FedProx "
+        "FedSAM FedVARP FedYogi FedaGrac MIFA Mime MimeLite Scaffnew Scaffold ServerOptimizer algorithm"
+    ),
     "fedagrac.algorithms.base": "Cost Stateless Traits average",
     "fedagrac.callbacks": "Callback Checkpoints EarlyStop MLflow TensorBoard",
     "fedagrac.core.cohort": "Cohort",
+    "fedagrac.core.optimizers": "Adam AdamW LocalOptimizer SGD",
     "fedagrac.core.local": "Plan Result",
     "fedagrac.core.robust": "Median NormBounded TrimmedMean",
     "fedagrac.data": (
@@ -88,8 +114,8 @@ _NAMES = {
     ),
     "fedagrac.errors": "FedagracError InputError",
     "fedagrac.heterogeneity": (
-        "Clock Constant DEVICES DeviceProfile Devices Explicit Extreme Gaussian Linear Participation StepSchedule "
-        "Uniform"
+        "Clock Constant DEVICES DeviceProfile Devices Epochs Explicit Extreme Gaussian Geometric Linear "
+        "Participation StepSchedule Uniform"
     ),
     "fedagrac.rounds.api": "simulate simulate_many",
     "fedagrac.rounds.guard": "Guard",

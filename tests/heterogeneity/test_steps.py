@@ -15,6 +15,8 @@ SCHEDULES = [
     fg.Uniform(3, 3, mode="random"),
     fg.Linear(1, 150),
     fg.Extreme(1, 1000),
+    fg.Geometric(0.2),
+    fg.Geometric(1.0, mode="fixed"),
 ]
 
 
@@ -42,6 +44,38 @@ def test_gaussian_has_the_mean_and_variance_it_says():
     assert fg.Gaussian(mean=5.4, variance=0).counts(0, 3, 0).tolist() == [5, 5, 5]
 
 
+def test_geometric_gives_all_clients_of_a_round_one_number_with_the_law_it_says():
+    rounds = [fg.Geometric(0.25).counts(t, 5, seed=3) for t in range(20_000)]
+    assert all((K[0] == K).all() for K in rounds)
+    K = np.array(rounds)[:, 0]
+    for k in range(1, 8):  # P(K = k) = p (1 - p)^(k - 1), within five standard errors
+        share = 0.25 * 0.75 ** (k - 1)
+        assert abs((k == K).mean() - share) < 5 * np.sqrt(share * (1 - share) / len(K))
+    fixed = fg.Geometric(0.01, mode="fixed")
+    assert np.array_equal(fixed.counts(0, 5, 3), fixed.counts(8, 5, 3))
+    assert set(fg.Geometric(1).counts(0, 5, 0)) == {1}
+    with pytest.raises(fg.InputError, match="a value that gives no client more than"):
+        fg.Geometric(1e-300).counts(0, 5, 0)
+
+
+def test_epochs_are_passes_over_the_clients_own_data():
+    sizes = np.array([1, 10, 11, 39])
+    assert fg.Epochs(3).with_samples(sizes, 10).counts(5, 4, 0).tolist() == [3, 3, 6, 12]
+    assert fg.Epochs(3).with_samples(sizes, None).counts(0, 4, 0).tolist() == [3, 3, 3, 3]
+    clients = [(np.zeros((n, 2), np.float32), np.zeros(n, np.int64)) for n in sizes]
+    fed = fg.Federation.from_arrays(clients)
+    model = fg.models.build("logistic", features=2)
+    for batch_size, mean in ((10, (3 + 3 + 6 + 12) / 4), (None, 3)):
+        result = fg.simulate(model, fed, fg.FedAvg(lr=0.1), 1, steps=fg.Epochs(3), batch_size=batch_size)
+        assert result.history[0]["steps_mean"] == mean
+    with pytest.raises(fg.InputError, match="K_i follows from the clients' samples"):
+        fg.Epochs(3).counts(0, 4, 0)
+    with pytest.raises(fg.InputError, match="one for each of 3 clients"):
+        fg.Epochs(3, epoch_steps=[1, 2]).check(3, 1)
+    with pytest.raises(fg.InputError, match="no client more than 10000000 steps"):
+        fg.Epochs(10_000_000, epoch_steps=[2]).counts(0, 1, 0)
+
+
 def test_explicit_repeats_one_row_or_follows_the_rounds():
     assert fg.Explicit([3, 4]).counts(9, 2, 0).tolist() == [3, 4]
     table = fg.Explicit([[1, 2], [3, 4]])
@@ -57,6 +91,13 @@ def test_explicit_repeats_one_row_or_follows_the_rounds():
     [
         lambda: fg.Constant(0),
         lambda: fg.Constant(2.5),
+        lambda: fg.Geometric(0),
+        lambda: fg.Geometric(1.5),
+        lambda: fg.Geometric(0.5, mode="sometimes"),
+        lambda: fg.Epochs(0),
+        lambda: fg.Epochs(1.5),
+        lambda: fg.Epochs(1, epoch_steps=[0]),
+        lambda: fg.Epochs(1, epoch_steps="all"),
         lambda: fg.Constant(True),
         lambda: fg.Gaussian(0, 1),
         lambda: fg.Gaussian(10, -1),

@@ -10,25 +10,51 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedagrac.algorithms.base import Algorithm, Traits
+from fedagrac.algorithms.fedacg import FedACG
 from fedagrac.algorithms.fedagrac import NAMES, FedaGrac
 from fedagrac.algorithms.fedavg import FedAvg
+from fedagrac.algorithms.fedcm import FedCM
+from fedagrac.algorithms.feddyn import FedDyn
+from fedagrac.algorithms.fedexp import FedExP
 from fedagrac.algorithms.fedlin import FedLin
 from fedagrac.algorithms.fednova import FedNova
+from fedagrac.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from fedagrac.algorithms.fedprox import FedProx
+from fedagrac.algorithms.fedsam import FedLESAM, FedSAM
+from fedagrac.algorithms.fedvarp import MIFA, FedVARP
+from fedagrac.algorithms.mime import Mime, MimeLite
+from fedagrac.algorithms.scaffnew import Scaffnew
 from fedagrac.algorithms.scaffold import Scaffold
 from fedagrac.errors import InputError, one_of, unknown
 from fedagrac.imports import Imports, is_import_path
 
 __all__ = [
+    "MIFA",
     "PAPER",
+    "PAPER_NAMES",
     "REGISTRY",
     "Algorithm",
+    "FedACG",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedCM",
+    "FedDyn",
+    "FedExP",
+    "FedLESAM",
     "FedLin",
     "FedNova",
     "FedProx",
+    "FedSAM",
+    "FedVARP",
+    "FedYogi",
     "FedaGrac",
+    "Mime",
+    "MimeLite",
+    "Scaffnew",
     "Scaffold",
+    "ServerOptimizer",
     "algorithm",
     "build_imported",
     "check_declared",
@@ -48,12 +74,33 @@ REGISTRY: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
         name: (FedaGrac, {} if transmit == "hybrid" else {"transmit": transmit})
         for transmit, name in NAMES.items()
     },
+    "fedavgm": (FedAvgM, {}),
+    "fedadam": (FedAdam, {}),
+    "fedyogi": (FedYogi, {}),
+    "fedadagrad": (FedAdagrad, {}),
+    "feddyn": (FedDyn, {}),
+    "fedcm": (FedCM, {}),
+    "fedacg": (FedACG, {}),
+    "mimelite": (MimeLite, {}),
+    "mime": (Mime, {}),
+    "fedvarp": (FedVARP, {}),
+    "mifa": (MIFA, {}),
+    "fedexp": (FedExP, {}),
+    "scaffnew": (Scaffnew, {}),
+    "fedsam": (FedSAM, {}),
+    "fedlesam": (FedLESAM, {}),
 }
 """Every algorithm by name: its class, and the settings that the name fixes."""
 
+PAPER_NAMES = tuple(name for name, (cls, _) in REGISTRY.items() if cls in PAPER)
+"""The names of the algorithms that the paper compares, its own in four forms."""
+
+COMMON = ("lr", "local")
+"""The settings that all algorithms share."""
+
 
 def options_of(name: str, imports: Imports | None = None) -> dict[str, Any]:
-    """Return the settings of an algorithm besides lr, with their defaults; None for one that must be given.
+    """Return the settings of an algorithm besides lr and local, with their defaults; None for one without.
 
     `imports` says which import paths may be followed; by default those of files in the current folder.
 
@@ -63,9 +110,9 @@ def options_of(name: str, imports: Imports | None = None) -> dict[str, Any]:
     """
     if is_import_path(name):
         parameters = (imports or Imports()).parameters(name)
-        return {key: value for key, value in parameters.items() if key != "lr"}
+        return {key: value for key, value in parameters.items() if key not in COMMON}
     cls, fixed = REGISTRY[one_of("name", name, REGISTRY)]
-    return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in {"lr", *fixed}}
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in {*COMMON, *fixed}}
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:
@@ -78,12 +125,12 @@ def algorithm(name: str, **options: Any) -> Algorithm:
         >>> algorithm("fedagrac-first", lr=0.01).transmit
         'first'
         >>> algorithm("fedagrac.algorithms:FedProx", lr=0.01, mu=0.5)
-        FedProx(lr=0.01, mu=0.5)
+        FedProx(lr=0.01, local=SGD(), mu=0.5)
     """
     if is_import_path(name):
         return build_imported(name, options, Imports(trusted=True))
     cls, fixed = REGISTRY[one_of("name", name, REGISTRY)]
-    _check_options(name, options, ["lr", *options_of(name)])
+    _check_options(name, options, [*COMMON, *options_of(name)])
     return cls(**fixed, **options)
 
 

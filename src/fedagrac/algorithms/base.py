@@ -8,14 +8,16 @@ model under "x") and the rows that it keeps for the clients of a cohort (`Rows`)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from fedagrac.errors import positive
+from fedagrac.core.optimizers import PLAIN, LocalOptimizer
+from fedagrac.core.schedule import check_value, value_at
+from fedagrac.errors import InputError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -108,17 +110,25 @@ class Algorithm(ABC):
     """The base class of algorithms: coefficients of the local rule, and one server rule.
 
     Attributes:
-        lr: eta, the local step size.
+        lr: eta, the local step size: a number, or a schedule over rounds such as `schedule.Exponential`.
+        local: the local optimizer, such as `SGD(momentum=0.9)`.
     """
 
-    lr: float
+    lr: float | Callable[[int], float]
+    local: LocalOptimizer = field(default=PLAIN, kw_only=True)
 
     cites: ClassVar[tuple[str, ...]] = ()
     """The keys in `fedagrac.citations` of the papers that introduced the algorithm."""
 
     def __post_init__(self) -> None:
-        positive("lr", self.lr)
+        check_value("lr", self.lr)
+        if not isinstance(self.local, LocalOptimizer):
+            raise InputError("local", self.local, "a local optimizer, such as fedagrac.SGD(momentum=0.9)")
         self.check()
+
+    def lr_in(self, cohort: Cohort) -> float:
+        """Return eta in the round of a cohort."""
+        return value_at("lr", self.lr, cohort.round)
 
     def check(self) -> None:  # noqa: B027  # an algorithm may have no settings to check
         """Check the settings of the algorithm."""

@@ -140,7 +140,9 @@ class FedaGrac(Algorithm):
         lam = self.calibration(cohort.round) if callable(self.calibration) else self.calibration
         c = lam * (state["nu"].to(rows["nu"].dtype) - rows["nu"])
         first_steps = np.where(self.transmits_first(cohort), self.averaged(cohort), 0)
-        return Plan.of(cohort.steps, self.lr, correction=c, first_steps=first_steps, mean=True)
+        return Plan.of(
+            cohort.steps, self.lr_in(cohort), correction=c, first_steps=first_steps, mean=True, local=self.local
+        )
 
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result

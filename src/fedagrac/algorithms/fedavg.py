@@ -37,7 +37,7 @@ class FedAvg(Stateless):
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
         """Return a plan with c_i = 0, mu = 0, eta_i = eta."""
-        return Plan.of(cohort.steps, self.lr)
+        return Plan.of(cohort.steps, self.lr_in(cohort), local=self.local)
 
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result

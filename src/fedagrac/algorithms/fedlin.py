@@ -55,7 +55,7 @@ class FedLin(Stateless):
         """Return a plan with c_i = gbar - g_i(x~), mu = 0, eta_i = eta / K_i."""
         g = cohort.gradients(state["x"], self.gradient)
         gbar = cohort.sum(cohort.weights, g)
-        return Plan.of(cohort.steps, self.lr / cohort.steps, correction=gbar - g)
+        return Plan.of(cohort.steps, self.lr_in(cohort) / cohort.steps, correction=gbar - g, local=self.local)
 
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result

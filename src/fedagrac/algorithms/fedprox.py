@@ -28,7 +28,7 @@ class FedProx(Stateless):
 
     Examples:
         >>> FedProx(lr=0.01, mu=0.1)
-        FedProx(lr=0.01, mu=0.1)
+        FedProx(lr=0.01, local=SGD(), mu=0.1)
     """
 
     mu: float = 0.1
@@ -46,7 +46,7 @@ class FedProx(Stateless):
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
         """Return a plan with c_i = 0, the given mu, eta_i = eta."""
-        return Plan.of(cohort.steps, self.lr, mu=self.mu)
+        return Plan.of(cohort.steps, self.lr_in(cohort), mu=self.mu, local=self.local)
 
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result

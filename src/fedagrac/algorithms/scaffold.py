@@ -87,7 +87,7 @@ class Scaffold(Algorithm):
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
         """Return a plan with c_i = nu - nu_i, mu = 0, eta_i = eta, and with option I the gradients at x~."""
         c = state["nu"].to(rows["nu"].dtype) - rows["nu"]
-        plan = Plan.of(cohort.steps, self.lr, correction=c, mean=self.option == "II")
+        plan = Plan.of(cohort.steps, self.lr_in(cohort), correction=c, mean=self.option == "II", local=self.local)
         return plan if self.option == "II" else replace(plan, at_start=cohort.gradients(state["x"]))
 
     def aggregate(

@@ -42,8 +42,8 @@ def run(
 ) -> None:
     """Run an experiment: all its algorithms on the same clients, then a table and a report.
 
-    Without a file it runs nine algorithms on handwritten digits, with 20
-    clients whose labels and step counts differ. This takes well under a minute
+    Without a file it runs the nine algorithms of the paper on handwritten digits,
+    with 20 clients whose labels and step counts differ. This takes well under a minute
     on two cores.
 
     [bold]Examples[/]

@@ -169,7 +169,7 @@ class Cohort:
         self,
         coefficients: npt.NDArray[np.float64],
         rows: Tensor,
-        scale: npt.NDArray[np.int64] | None = None,
+        scale: npt.NDArray[np.int64] | npt.NDArray[np.float64] | None = None,
     ) -> Tensor:
         """Return sum_i coefficients_i * rows_i over the cohort, a vector [d], or what the robust rule puts for it.
 

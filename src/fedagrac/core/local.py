@@ -4,8 +4,13 @@ Client i starts from the server's model x~ and runs K_i steps of
 
     x <- x - eta_i * ( g_i(x; batch) + c_i + mu_i * (x - x~) )
 
-A `Plan` holds K_i, eta_i, c_i and mu_i; a `Result` holds the replies. Every algorithm is written in terms of these
-two, and every engine implements them. Batches, devices, processes and names of algorithms do not belong here.
+or, with all its parts, from x = s_i
+
+    x <- x - eta_i * m_i o U( clip(g_i(x + p_i; batch)) + c_i + mu_i * (x - x~) )
+
+where U is a local optimizer (`fedagrac.core.optimizers`), m_i a mask of 0 and 1, and p_i a point beside x. A
+`Plan` holds what is on the right; a `Result` holds the replies. Every algorithm is written in terms of these two,
+and every engine implements them. Batches, devices, processes and names of algorithms do not belong here.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedagrac.core.optimizers import PLAIN, LocalOptimizer
 from fedagrac.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,6 +59,19 @@ class Plan:
         buffers: the module's moving buffers from which each member starts, [m, q]; None if every step begins with
             the buffers of the user's module and leaves them as they are.
         at_start: gradients at x~ that the algorithm asked for and needs again when it aggregates, [m, d], or None.
+        local: U and its clipping, the same for all members.
+        broadcast: the vector that all members receive in place of the server's model, [d]: x~ in the rule. None
+            for the server's model.
+        start: s_i, where each member starts, [m, d]; None for x~.
+        mask: m_i, 1 for the coordinates that a member trains and 0 for the others, [m, d]; None if all train. The
+            gradient of the others counts as 0.
+        beside: p_i, from x to the point at which the gradient is taken, [m, d]; None for x itself.
+        ascent: rho_i; the gradient is taken at x + rho_i g / |g|, where g is that at x over the same batch, [m].
+            It costs a second gradient in every step.
+        scale: the network is that of scale o (x + p_i), and the gradient is that with respect to x, [m, d]; None
+            for the network of x + p_i.
+        anchored: whether the gradient at x~ over the same batch is subtracted from every gradient. It costs a
+            second gradient in every step.
     """
 
     steps: npt.NDArray[np.int64]
@@ -64,6 +83,14 @@ class Plan:
     exact: bool = False
     buffers: Tensor | None = None
     at_start: Tensor | None = None
+    local: LocalOptimizer = PLAIN
+    broadcast: Tensor | None = None
+    start: Tensor | None = None
+    mask: Tensor | None = None
+    beside: Tensor | None = None
+    ascent: npt.NDArray[np.float64] | None = None
+    scale: Tensor | None = None
+    anchored: bool = False
 
     @classmethod
     def of(
@@ -74,6 +101,7 @@ class Plan:
         mu: Numbers = 0.0,
         first_steps: Counts = 0,
         mean: bool = False,
+        local: LocalOptimizer = PLAIN,
     ) -> Plan:
         """Make a plan. A single number holds for every member."""
         K = np.atleast_1d(np.asarray(steps, dtype=np.int64))
@@ -84,11 +112,15 @@ class Plan:
             mu=_for_each("mu", mu, K).astype(np.float64),
             first_steps=np.minimum(_for_each("first_steps", first_steps, K).astype(np.int64), K),
             mean=mean,
+            local=local,
         )
 
     @classmethod
     def join(cls, plans: Sequence[Plan]) -> Plan:
-        """Join several plans into one for an engine, with the rows of the first plan first."""
+        """Join plans with one local optimizer into one for an engine, with the rows of the first plan first.
+
+        Plans with starts, masks, scales or points beside x are not joined.
+        """
         corrections = [plan.correction for plan in plans]
         like = next((rows for rows in corrections if rows is not None), None)
         correction = None
@@ -109,6 +141,7 @@ class Plan:
             mean=accumulate,
             exact=accumulate,
             buffers=_joined([plan.buffers for plan in plans]),
+            local=plans[0].local,
         )
 
     def __len__(self) -> int:
@@ -121,26 +154,55 @@ class Plan:
             >>> Plan.of(steps=[1, 2, 9], lr=0.5).part(np.array([0, 2])).steps.tolist()
             [1, 9]
         """
+        index = torch.from_numpy(rows)
         return replace(
             self,
             steps=self.steps[rows],
             lr=self.lr[rows],
-            correction=None if self.correction is None else self.correction[torch.from_numpy(rows)],
+            correction=None if self.correction is None else self.correction[index],
             mu=self.mu[rows],
             first_steps=self.first_steps[rows],
-            buffers=None if self.buffers is None else self.buffers[torch.from_numpy(rows)],
-            at_start=None if self.at_start is None else self.at_start[torch.from_numpy(rows)],
+            buffers=None if self.buffers is None else self.buffers[index],
+            at_start=None if self.at_start is None else self.at_start[index],
+            start=None if self.start is None else self.start[index],
+            mask=None if self.mask is None else self.mask[index],
+            beside=None if self.beside is None else self.beside[index],
+            ascent=None if self.ascent is None else self.ascent[rows],
+            scale=None if self.scale is None else self.scale[index],
         )
+
+    @property
+    def simple(self) -> bool:
+        """Whether the rule has no start, mask, scale or point beside x."""
+        parts = self.start, self.mask, self.beside, self.ascent, self.scale
+        return all(part is None for part in parts) and not self.anchored
+
+    @property
+    def linear(self) -> bool:
+        """Whether x~ - x_i is a sum of gradients and corrections, apart from the proximal term."""
+        return self.local.plain and self.mask is None and self.start is None
+
+    @property
+    def at_x(self) -> bool:
+        """Whether gradients are those of the network of x itself, and no others are computed."""
+        return self.beside is None and self.ascent is None and self.scale is None and not self.anchored
+
+    def inexact(self, row: int, steps: int) -> bool:
+        """Return whether a member's mean gradient cannot be reconstructed well if it makes this many steps.
+
+        The reconstruction (x~ - x_i) / (eta_i K_i) - c_i loses accuracy as eta_i K_i shrinks. It is impossible if
+        U is not the identity, with clipping, masks, starts of the members' own, or a proximal term.
+        """
+        return not self.linear or float(self.lr[row]) * steps < EXACT_BELOW or float(self.mu[row]) > 0
 
     @property
     def accumulate(self) -> bool:
         """Whether engines must add up the gradients of the round (`Result.total`).
 
-        The reconstruction (x~ - x_i) / (eta_i K_i) - c_i costs nothing. It loses accuracy as eta_i K_i shrinks,
-        and it is impossible with a proximal term.
+        The reconstruction costs nothing; see `inexact` for when it is not good enough.
         """
         inaccurate = (self.lr * self.steps < EXACT_BELOW) | (self.mu > 0)
-        return self.mean and (self.exact or bool(inaccurate.any()))
+        return self.mean and (self.exact or not self.linear or bool(inaccurate.any()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,11 +308,23 @@ def check_plan(source: str, plan: Plan, cohort: Cohort, d: int) -> None:
             raise InputError(f"{source} {name}", values.tolist(), f"finite numbers of at least {least}")
     if (plan.first_steps > plan.steps).any():
         raise InputError(f"{source} first_steps", plan.first_steps.tolist(), "at most the steps of each client")
-    for name, rows in (("correction", plan.correction), ("at_start", plan.at_start)):
+    _check_local(source, plan, m)
+    for name in ("correction", "at_start", "start", "mask", "beside", "scale"):
+        rows = getattr(plan, name)
         if rows is None or (isinstance(rows, torch.Tensor) and rows.shape == (m, d) and rows.is_floating_point()):
             continue
         given = f"shape {list(np.shape(rows))} of {getattr(rows, 'dtype', type(rows).__name__)}"
         raise InputError(f"{source} {name}", given, f"a tensor [{m}, {d}]: one row for each client")
+
+
+def _check_local(source: str, plan: Plan, m: int) -> None:
+    """Check a plan's local optimizer, its broadcast and its ascent."""
+    if not isinstance(plan.local, LocalOptimizer):
+        raise InputError(f"{source} local", plan.local, "a local optimizer, such as fedagrac.SGD(momentum=0.9)")
+    if plan.ascent is not None and (np.shape(plan.ascent) != (m,) or not (np.asarray(plan.ascent) >= 0).all()):
+        raise InputError(f"{source} ascent", plan.ascent, f"a number of at least 0 for each of {m} clients")
+    if sum((plan.ascent is not None, plan.anchored, plan.beside is not None or plan.scale is not None)) > 1:
+        raise InputError(f"{source} ascent", plan.ascent, "one of ascent, anchored, and points beside x or scales")
 
 
 def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:
@@ -260,7 +334,7 @@ def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:
 
         (x~ - x_i) / (eta_i K_i) - c_i                                            (mu = 0),
 
-    unless `Plan.accumulate` says that this is inaccurate or impossible.
+    unless `Plan.accumulate` says that this is inaccurate or impossible. `x` is the server's model.
 
     Examples:
         >>> plan = Plan.of(steps=[2], lr=0.5, mean=True)     # two steps of 0.5 from x~ = 3 with gradients 1 and 3
@@ -272,5 +346,5 @@ def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:
     if result.total is not None:
         return result.total / torch.as_tensor(plan.steps, dtype=models.dtype, device=models.device)[:, None]
     eta_K = torch.as_tensor(plan.lr * plan.steps, dtype=models.dtype, device=models.device)[:, None]
-    mean = (x - models) / eta_K
+    mean = ((x if plan.broadcast is None else plan.broadcast) - models) / eta_K
     return mean if plan.correction is None else mean - plan.correction

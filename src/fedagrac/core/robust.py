@@ -189,7 +189,7 @@ def robust_sum(
     rule: Aggregation,
     coefficients: npt.NDArray[np.float64],
     rows: Tensor,
-    scale: npt.NDArray[np.int64] | None = None,
+    scale: npt.NDArray[np.int64] | npt.NDArray[np.float64] | None = None,
     places: npt.NDArray[np.int64] | None = None,
     members: int | None = None,
     total: Callable[[Tensor], Tensor] = lambda tensor: tensor,

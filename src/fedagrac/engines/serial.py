@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from fedagrac.core.local import Plan, Result
+from fedagrac.core.optimizers import ascent_factors, clip_factors
 from fedagrac.core.streams import Purpose, torch_seed
 from fedagrac.engines.base import starts_of
 
@@ -58,7 +60,9 @@ class SerialEngine:
         plan. Without `over` it makes all of them.
         """
         w = self.workload
-        models = starts_of(x, torch.arange(len(clients), device=x.device)).clone()
+        models = starts_of(
+            x if plan.start is None else plan.start, torch.arange(len(clients), device=x.device)
+        ).clone()
         loss = torch.zeros(len(clients), dtype=torch.float64, device=x.device)
         first = torch.zeros_like(models) if plan.first_steps.any() else None
         total = torch.zeros_like(models) if plan.accumulate else None
@@ -67,30 +71,27 @@ class SerialEngine:
         with training(w):
             for i, client in enumerate(clients):
                 seed_dropout(w, round, w.number_of(client))
-                K, mu = int(plan.steps[i]), float(plan.mu[i])
-                eta = min(float(plan.lr[i]), torch.finfo(x.dtype).max)  # torch refuses a factor beyond its type
-                n_first = int(plan.first_steps[i])
-                x_i, start = models[i], x if x.ndim == 1 else x[i]
-                c_i = None if plan.correction is None else plan.correction[i]
+                K, n_first = int(plan.steps[i]), int(plan.first_steps[i])
+                x_i, center = models[i], x if x.ndim == 1 else x[i]
+                slots = [torch.zeros_like(x_i) for _ in range(plan.local.slots)]
                 running = torch.zeros((), dtype=torch.float64, device=x.device)
-                w.model.bind(x_i)
+                point = Point.of(plan, i, x_i, center)
+                w.model.bind(x_i if point is None else point.y)
                 if plan.buffers is not None:
                     w.model.buffers.put(plan.buffers[i])
                 generators = w.generators([client], round)
                 for k, (samples, shifts) in enumerate(self._batches(client, K, round, over is not None)):
                     if plan.buffers is None:
                         w.model.buffers.put(None)
-                    value, g = self._gradient(x_i, *w.load(samples, shifts, generators=generators))
+                    batch = w.load(samples, shifts, generators=generators)
+                    value, g = self._gradient(x_i, *batch) if point is None else self._beside(point, x_i, *batch)
                     running += value
+                    g = _trained(plan, i, g)
                     if first is not None and k < n_first:
                         first[i] += g / n_first
                     if total is not None:
                         total[i] += g
-                    if c_i is not None:
-                        g += c_i
-                    if mu:
-                        g += mu * (x_i - start)
-                    x_i.sub_(g, alpha=eta)
+                    _descend(plan, i, x_i, center, g, slots, k)
                     if over is not None and over(k + 1):
                         done[i] = K = k + 1
                         break
@@ -149,15 +150,100 @@ class SerialEngine:
         loss, g = self._gradient(X[0], *self.workload.load(samples, shifts, generators=generators))
         return loss[None], g[None]
 
-    def _gradient(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        """Return loss and gradient over a batch at x, to which the module is bound."""
+    def _beside(self, point: Point, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        """Return loss and gradient over a batch at a point beside x, to which the module is bound.
+
+        With an ascent or an anchor, both passes begin with the same buffers. The loss and the buffers afterwards
+        are those of the first pass, at x.
+        """
+        point.place(x)
+        if not point.ascent and point.anchor is None:
+            return self._gradient(point.beside_x(x), inputs, targets, point.scale)
+        buffers = self.workload.model.buffers
+        before = buffers.take(x.dtype) if buffers.names else None
+        value, g = self._gradient(x, inputs, targets)
+        after = buffers.take(x.dtype) if buffers.names else None
+        buffers.put(before)
+        if point.anchor is not None:
+            point.y.copy_(point.anchor)
+            g -= self._gradient(point.y, inputs, targets)[1]
+        else:
+            point.y.copy_(x + g * ascent_factors(g.square().sum(), point.ascent))
+            g = self._gradient(point.y, inputs, targets)[1]
+        buffers.put(after)
+        return value, g
+
+    def _gradient(
+        self, x: Tensor, inputs: Any, targets: Any, scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return loss and gradient over a batch at x. The module is bound to x, or to scale o x."""
         w = self.workload
         with torch.enable_grad():
             loss = w.loss(w.call(inputs), targets)
             g = w.model.gradient(loss)
+        if scale is not None:
+            g *= scale
         if w.weight_decay:
             g += w.weight_decay * x
         return loss.detach(), g
+
+
+def _trained(plan: Plan, row: int, g: Tensor) -> Tensor:
+    """Return the gradient of the coordinates that a member trains, shortened to the largest norm."""
+    if plan.mask is not None:
+        g = g * plan.mask[row]
+    if plan.local.clip is not None:
+        g = g * clip_factors(g.square().sum(), plan.local.clip)
+    return g
+
+
+def _descend(plan: Plan, row: int, x: Tensor, center: Tensor, g: Tensor, slots: list[Tensor], k: int) -> None:
+    """Make a member's step k along its gradient g, which is changed. `center` is x~ of the proximal term."""
+    mu = float(plan.mu[row])
+    eta = min(float(plan.lr[row]), torch.finfo(x.dtype).max)  # torch refuses a factor beyond its type
+    if plan.correction is not None:
+        g += plan.correction[row]
+    if mu:
+        g += mu * (x - center)
+    u = plan.local.direction(g, x, slots, plan.local.numbers(k))
+    x.sub_(u if plan.mask is None else u * plan.mask[row], alpha=eta)
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Where a client's gradients are taken if that is not x alone: scale o (x + p), x + rho g / |g|, or x and x~.
+
+    Attributes:
+        y: the vector to which the module is bound.
+        beside: p; None for 0.
+        scale: the scale; None for 1.
+        ascent: rho.
+        anchor: x~, whose gradient is subtracted; None for none.
+    """
+
+    y: Tensor
+    beside: Tensor | None
+    scale: Tensor | None
+    ascent: float
+    anchor: Tensor | None
+
+    @classmethod
+    def of(cls, plan: Plan, row: int, x: Tensor, center: Tensor) -> Point | None:
+        """Return the point of one member; None if its gradients are those at x."""
+        if plan.at_x:
+            return None
+        beside, scale = (None if rows is None else rows[row] for rows in (plan.beside, plan.scale))
+        ascent = 0.0 if plan.ascent is None else float(plan.ascent[row])
+        return cls(x.clone(), beside, scale, ascent, center if plan.anchored else None)
+
+    def beside_x(self, x: Tensor) -> Tensor:
+        """Return x + p."""
+        return x if self.beside is None else x + self.beside
+
+    def place(self, x: Tensor) -> None:
+        """Move y to where the model x has its gradient."""
+        y = self.beside_x(x)
+        self.y.copy_(y if self.scale is None else self.scale * y)
 
 
 @contextlib.contextmanager

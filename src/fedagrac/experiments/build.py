@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,8 +18,9 @@ from torch.nn import functional
 
 from fedagrac import models
 from fedagrac.algorithms import Algorithm, algorithm, build_imported
+from fedagrac.core.optimizers import SGD, Adam, AdamW, LocalOptimizer
 from fedagrac.core.robust import AGGREGATIONS, Aggregation
-from fedagrac.core.schedule import Piecewise
+from fedagrac.core.schedule import Cosine, Exponential, Piecewise, Scaled, Warmup
 from fedagrac.core.streams import first_weights
 from fedagrac.data import DATASETS, IID, Dirichlet, Federation, Partition, Resample, Shards
 from fedagrac.errors import InputError, fraction, nearest, one_of, positive, unknown
@@ -40,7 +41,9 @@ __all__ = [
     "AGGREGATIONS",
     "LOSSES",
     "METRICS",
+    "OPTIMIZERS",
     "PARTITIONS",
+    "SCHEDULES",
     "STEPS",
     "build_aggregate",
     "build_algorithm",
@@ -53,8 +56,10 @@ __all__ = [
     "build_model",
     "build_participation",
     "build_partition",
+    "build_schedule",
     "build_steps",
     "build_stop",
+    "schedule_table",
     "section",
     "with_defaults",
 ]
@@ -91,6 +96,17 @@ PARTITIONS: dict[str, type[Partition]] = {
     "iid": IID,
     "resample": Resample,
 }
+
+OPTIMIZERS: dict[str, type[LocalOptimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+"""The local optimizers that an experiment file can name."""
+
+SCHEDULES: dict[str, type[Any]] = {
+    "exponential": Exponential,
+    "cosine": Cosine,
+    "warmup": Warmup,
+    "scaled": Scaled,
+}
+"""The schedules over rounds that an experiment file can name; one without a name is piecewise."""
 
 
 @contextlib.contextmanager
@@ -196,24 +212,72 @@ def build_algorithm(settings: Settings, imports: Imports | None = None) -> Algor
     `imports` says which import paths are allowed; by default those of files in the current folder.
     """
     options = dict(settings)
-    if isinstance(options.get("calibration"), dict):
-        options["calibration"] = _piecewise(options["calibration"])
-    if "lr" in options:
+    for key in ("calibration", "lr"):
+        if isinstance(options.get(key), dict):
+            options[key] = build_schedule(key, options[key])
+    if "lr" in options and not callable(options["lr"]):
         options["lr"] = positive("lr", options["lr"])
+    if isinstance(options.get("local"), dict):
+        with section("local"):
+            options["local"] = build_kind(options["local"], OPTIMIZERS)
+    if "inner" in options:
+        with section("inner"):
+            options["inner"] = _build_inner(options["inner"], options.get("lr"), imports)
     name = options.pop("name")
     if is_import_path(name):
         return build_imported(name, options, imports or Imports())
     return algorithm(name, **options)
 
 
-def _piecewise(settings: Settings) -> Piecewise:
-    """Make a schedule from a table whose keys are texts."""
+def _build_inner(settings: Any, lr: Any, imports: Imports | None) -> Algorithm:
+    """Make the algorithm inside another one, with the step size of the whole."""
+    if not isinstance(settings, Mapping) or not isinstance(settings.get("name"), str):
+        raise InputError("", settings, 'a table with the name of an algorithm, such as { name = "fedagrac" }')
+    for key in ("lr", "local"):
+        if key in settings:
+            raise InputError(key, settings[key], f"no {key} here: the {key} of the whole holds inside, too")
+    return build_algorithm({**settings, "lr": 1.0 if lr is None else lr}, imports)
+
+
+def build_schedule(field: str, settings: Settings) -> Callable[[int], float]:
+    """Make a value that changes over the rounds from a table.
+
+    Its `kind` names the schedule. Without one, the keys are rounds already done, and the schedule is piecewise.
+
+    Examples:
+        >>> build_schedule("lr", {"kind": "exponential", "first": 0.1, "factor": 0.5})(1)
+        0.05
+        >>> build_schedule("lr", {"0": 0.1, "50": 0.01})(50)
+        0.01
+    """
+    if "kind" in settings:
+        inner = {
+            key: build_schedule(f"{field}.{key}", value) if isinstance(value, dict) else value
+            for key, value in settings.items()
+        }
+        with section(field):
+            schedule: Callable[[int], float] = build_kind(inner, SCHEDULES)
+        return schedule
     try:
         return Piecewise({int(key): value for key, value in settings.items()})
     except ValueError as error:
         if isinstance(error, InputError):
             raise
-        raise InputError("calibration", settings, "a table whose keys are rounds already done") from None
+        raise InputError(field, settings, "a table with a kind, or with rounds already done as keys") from None
+
+
+def schedule_table(schedule: object) -> dict[str, Any]:
+    """Return the table from which a schedule can be built again.
+
+    Examples:
+        >>> schedule_table(Scaled(2.0, Exponential(0.1, 0.5)))
+        {'kind': 'scaled', 'factor': 2.0, 'schedule': {'kind': 'exponential', 'first': 0.1, 'factor': 0.5}}
+    """
+    if isinstance(schedule, Piecewise):
+        return {str(key): value for key, value in schedule.values.items()}
+    kind = next(name for name, kind in SCHEDULES.items() if type(schedule) is kind)
+    values = {field.name: getattr(schedule, field.name) for field in dataclasses.fields(SCHEDULES[kind])}
+    return {"kind": kind, **{k: schedule_table(v) if callable(v) else v for k, v in values.items()}}
 
 
 def build_stop(settings: Settings) -> Stop:

@@ -67,7 +67,7 @@ class _FineTune(Callback):
         if chosen is None or result.status == "diverged":
             return
         lr = self.prepared.experiment.lr if chosen.fine_tune_lr is None else chosen.fine_tune_lr
-        assert lr is not None  # checked with the experiment
+        assert isinstance(lr, int | float)  # checked with the experiment
         assert chosen.fine_tune_steps is not None
         options = _options(self.prepared)
         self.columns = fine_tune(result, lr, chosen.fine_tune_steps, **options).columns()
@@ -91,7 +91,7 @@ def train_alone(prepared: Prepared, out: Path) -> None:
     chosen, path = experiment.per_client, out / LOCAL_ONLY
     if chosen is None or not chosen.local_only or path.exists():
         return
-    assert experiment.lr is not None  # checked with the experiment
+    assert isinstance(experiment.lr, int | float)  # checked with the experiment
     options = {**_options(prepared), "participation": setup.participation, "steps": prepared.steps}
     table = local_only(prepared.module, prepared.federation, experiment.lr, experiment.rounds, **options)
     write_atomically(path, json.dumps(table.columns(), allow_nan=False).encode() + b"\n")

@@ -15,6 +15,7 @@ import torch
 from fedagrac.algorithms import options_of
 from fedagrac.callbacks.checkpoints import Checkpoints
 from fedagrac.callbacks.run_folder import KeepRun
+from fedagrac.core.schedule import Scaled
 from fedagrac.data.describe import describe
 from fedagrac.data.trees import num_samples
 from fedagrac.engines import Ranks, current_ranks
@@ -31,6 +32,7 @@ from fedagrac.experiments.build import (
     build_participation,
     build_steps,
     build_stop,
+    schedule_table,
     section,
 )
 from fedagrac.experiments.clients import check_measurable, keeping_clients, train_alone
@@ -172,9 +174,9 @@ def prepare(
 
 def _check_imports(experiment: Experiment, imports: Imports) -> None:
     """Refuse import paths that may not be followed, before any of them is."""
-    named = {"model": experiment.model.name, "data": experiment.data.name}
-    named |= {f"algorithm[{i}]": entry.name for i, entry in enumerate(experiment.algorithm)}
-    for table, name in named.items():
+    named = [("model", experiment.model.name), ("data", experiment.data.name)]
+    named += [(f"algorithm[{i}]", name) for i, entry in enumerate(experiment.algorithm) for name in entry.names]
+    for table, name in named:
         if is_import_path(name):
             with section(table):
                 imports.check(name)
@@ -214,14 +216,18 @@ def _entries(
     for index, settings in enumerate(experiment.algorithm):
         algorithm, note = settings.build(experiment.lr, imports), ""
         if algorithm.traits.lr == "round" and settings.lr is None:
-            note = f"lr {algorithm.lr:g} x Kbar {mean_steps:.1f}, because this algorithm divides its steps by K_i"
-            algorithm = dataclasses.replace(algorithm, lr=algorithm.lr * mean_steps)
+            shared = algorithm.lr
+            shown = shared if callable(shared) else f"{shared:g}"
+            note = f"lr {shown} x Kbar {mean_steps:.1f}, because this algorithm divides its steps by K_i"
+            scaled = Scaled(mean_steps, shared) if callable(shared) else shared * mean_steps
+            algorithm = dataclasses.replace(algorithm, lr=scaled)
         label, defaults = settings.label or algorithm.name, {}
         if is_import_path(settings.name):
             label = settings.label or last_name(settings.name)
             options = options_of(settings.name, imports)
             defaults = {key: value for key, value in options.items() if isinstance(value, PLAIN)}
-        table = {**defaults, **resolved["algorithm"][index], "lr": algorithm.lr, "label": label}
+        lr = schedule_table(algorithm.lr) if callable(algorithm.lr) else algorithm.lr
+        table = {**defaults, **resolved["algorithm"][index], "lr": lr, "label": label}
         entries.append(Entry(label, settings.folder, algorithm, note, {**resolved, "algorithm": [table]}))
     return tuple(entries)
 

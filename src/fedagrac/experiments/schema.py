@@ -21,6 +21,7 @@ from fedagrac.algorithms import Algorithm, options_of
 from fedagrac.errors import InputError, fraction, unknown
 from fedagrac.experiments.build import (
     AGGREGATIONS,
+    OPTIMIZERS,
     PARTITIONS,
     STEPS,
     build_aggregate,
@@ -91,7 +92,7 @@ class AlgorithmSettings(StrictTable):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: StrictStr = Field(max_length=LONGEST_NAME)
-    lr: Number | None = None
+    lr: Number | dict[str, Any] | None = None
     label: StrictStr | None = Field(None, min_length=1, max_length=100)
 
     @property
@@ -99,7 +100,13 @@ class AlgorithmSettings(StrictTable):
         """The name of the run folder."""
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.label or last_name(self.name)).strip("-.") or "run"
 
-    def build(self, shared_lr: float | None = None, imports: Imports | None = None) -> Algorithm:
+    @property
+    def names(self) -> list[str]:
+        """Its name, and that of the algorithm inside it."""
+        inner = (self.model_extra or {}).get("inner")
+        return [self.name, str(inner.get("name"))] if isinstance(inner, dict) else [self.name]
+
+    def build(self, shared_lr: float | dict[str, Any] | None = None, imports: Imports | None = None) -> Algorithm:
         """Make the algorithm, with the shared lr if the table has none."""
         table = self.model_dump(exclude_none=True, exclude={"label"})
         if "lr" not in table and shared_lr is not None:
@@ -144,7 +151,7 @@ class Experiment(StrictTable):
     name: StrictStr = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     rounds: StrictInt = 100
     seed: StrictInt = 0
-    lr: Number | None = None
+    lr: Number | dict[str, Any] | None = None
     target: Number | None = None
     eval_every: StrictInt = 1
     checkpoint_every: StrictInt = Field(10, ge=0)
@@ -189,12 +196,12 @@ class Experiment(StrictTable):
     @property
     def has_own_code(self) -> bool:
         """Whether a name in it is an import path."""
-        names = [self.model.name, self.data.name, *(entry.name for entry in self.algorithm)]
+        names = [self.model.name, self.data.name, *(name for entry in self.algorithm for name in entry.names)]
         return any(map(is_import_path, names))
 
     @classmethod
     def default(cls) -> Experiment:
-        """Return the default experiment: every algorithm on digits."""
+        """Return the default experiment: the algorithms of the paper on digits."""
         return cls.of(default_table())
 
     def check(self, imports: Imports | None = None) -> None:
@@ -222,7 +229,7 @@ class Experiment(StrictTable):
             with section(f"algorithm[{i}]"):
                 if entry.lr is None and self.lr is None:
                     raise InputError("lr", None, "a number above 0, here or for all algorithms at the top level")
-                if imports is not None or not is_import_path(entry.name):
+                if imports is not None or not any(map(is_import_path, entry.names)):
                     entry.build(self.lr, imports)
                 _check_label(entry)
                 if entry.folder in folders:
@@ -238,10 +245,13 @@ class Experiment(StrictTable):
         if chosen.fine_tune_steps is None and not chosen.local_only:
             accepted = "fine_tune_steps, the steps that each client trains the final model, or local_only = true"
             raise InputError("per_client", chosen.model_dump(exclude_none=True), accepted)
-        if chosen.fine_tune_steps is not None and chosen.fine_tune_lr is None and self.lr is None:
-            raise InputError("per_client.fine_tune_lr", None, "a number above 0, or lr at the top level")
-        if chosen.local_only and self.lr is None:
-            raise InputError("lr", None, "a number above 0 at the top level, for per_client.local_only")
+        constant = isinstance(self.lr, int | float)
+        if chosen.fine_tune_steps is not None and chosen.fine_tune_lr is None and not constant:
+            raise InputError(
+                "per_client.fine_tune_lr", None, "a number above 0, or a number as lr at the top level"
+            )
+        if chosen.local_only and not constant:
+            raise InputError("lr", self.lr, "a number above 0 at the top level, for per_client.local_only")
 
     def resolved(self) -> dict[str, Any]:
         """Return the table of the experiment with all defaults that are known without data and imports."""
@@ -257,9 +267,19 @@ class Experiment(StrictTable):
             table["aggregate"] = with_defaults(self.aggregate, AGGREGATIONS)
         table["algorithm"] = []
         for entry in self.algorithm:
-            defaults = {} if is_import_path(entry.name) else options_of(entry.name)
-            table["algorithm"].append({**defaults, **entry.model_dump(exclude_none=True)})
+            table["algorithm"].append(_with_options(entry.model_dump(exclude_none=True)))
         return table
+
+
+def _with_options(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of an algorithm with the defaults of its settings, except None."""
+    defaults = {} if is_import_path(table["name"]) else options_of(table["name"])
+    whole = {**{key: value for key, value in defaults.items() if value is not None}, **table}
+    if isinstance(whole.get("local"), dict):
+        whole["local"] = with_defaults(whole["local"], OPTIMIZERS)
+    if isinstance(whole.get("inner"), dict):
+        whole["inner"] = _with_options(whole["inner"])
+    return whole
 
 
 def _check_label(entry: AlgorithmSettings) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedagrac.algorithms import Algorithm, FedaGrac
+from fedagrac.core.schedule import value_at
 from fedagrac.data.batches import epoch_steps
 from fedagrac.errors import InputError
 from fedagrac.experiments.run import Prepared, prepare
@@ -87,7 +88,7 @@ class ErrorCurve:
 
     Attributes:
         label: the name of the run.
-        lr: eta.
+        lr: eta, that of the first round if it changes.
         status: how the run ended.
         rounds: the rounds at which the error was measured; 0 is before the first round.
         errors: the error at each of these rounds.
@@ -223,7 +224,7 @@ def study(
         curves.append(
             ErrorCurve(
                 label=entry.label,
-                lr=entry.algorithm.lr,
+                lr=value_at("lr", entry.algorithm.lr, 0),
                 status=result.status,
                 rounds=errors.rounds,
                 errors=errors.values,
@@ -299,6 +300,8 @@ class _Prediction:
         """Return an algorithm's largest stable eta and F - F(x*) at its limit, each None if it does not exist."""
         if isinstance(algorithm, FedaGrac) and callable(algorithm.calibration):
             return None, None  # a schedule of lambda has no single limit
+        if callable(algorithm.lr) or not algorithm.local.plain:
+            return None, None  # neither has a schedule of eta, and with other steps the map is not affine
         epochs = epoch_steps(self.problem.federation.sizes, self.problem.batch_size)
         first = first_steps_of(algorithm, self.steps, epochs)
         stable = largest_stable_lr(algorithm, self.reduced, self.steps, first)

@@ -241,19 +241,26 @@ class LocalClient:
 
         Return the model, K_i, the training loss, and the gradients that the server asked for.
         """
-        from fedagrac.core.local import EXACT_BELOW, Plan
+        from fedagrac.core.local import Plan
         from fedagrac.engines import LanesEngine, SerialEngine
 
         t, x = int(ask.facts["round"]), self._place(ask, "x")
         correction = self._place(ask, "c")[None] if "c" in ask.vectors else None
         planned, mean = int(ask.facts["steps"]), bool(ask.facts["mean"])
-        numbers = {"lr": float(ask.facts["lr"]), "mu": float(ask.facts["mu"])}
+        lr, mu = float(ask.facts["lr"]), float(ask.facts["mu"])
+        parts: dict[str, Any] = {
+            name: self._place(ask, name)[None]
+            for name in ("start", "mask", "beside", "scale")
+            if name in ask.vectors
+        }
+        if float(ask.facts.get("ascent", 0.0)):
+            parts["ascent"] = np.array([float(ask.facts["ascent"])])
+        parts |= {"buffers": self._buffers(ask), "anchored": bool(ask.facts.get("anchored", False))}
+        local = self.settings.build_algorithm().local
 
         def plan(steps: int, mean: bool) -> Plan:
-            made = Plan.of(
-                [steps], correction=correction, first_steps=int(ask.facts["first"]), mean=mean, **numbers
-            )
-            return dataclasses.replace(made, buffers=self._buffers(ask))
+            made = Plan.of([steps], lr, correction, mu, int(ask.facts["first"]), mean, local)
+            return dataclasses.replace(made, **parts)
 
         if planned:
             chosen = plan(planned, mean)
@@ -261,7 +268,7 @@ class LocalClient:
             result, K = engine.run(chosen, x, SELF, t), planned
         else:
             # K is not known yet, so gradients are summed if a run of one step would need their sum
-            sum_needed = mean and (numbers["lr"] < EXACT_BELOW or numbers["mu"] > 0)
+            sum_needed = mean and plan(1, mean).inexact(0, 1)
             result, K = self._run_until_time_is_over(lambda most: plan(most, sum_needed), x, t)
         sent = {"model": result.models[0]}
         if result.first is not None and planned:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from fedagrac.core.cohort import Cohort, Population
-from fedagrac.core.local import EXACT_BELOW, Plan, Result
+from fedagrac.core.local import Plan, Result
 from fedagrac.engines.ranks import ALONE, Ranks
 from fedagrac.errors import FedagracError, InputError, shown
 from fedagrac.experiments.build import build_aggregate, build_guard
@@ -432,8 +432,8 @@ class FlowerFleet:
     def diagnose(self, algorithm: Algorithm, replies: Replies) -> Divergence:
         """Return a divergence at the server, because replies that are not finite are dropped."""
         longest, factor = longest_update(replies)
-        number = replies.order.whole.round + 1
-        return LiveDivergence(number, algorithm.lr, longest=longest, factor=factor)
+        whole = replies.order.whole
+        return LiveDivergence(whole.round + 1, algorithm.lr_in(whole), longest=longest, factor=factor)
 
     def note(self, round: int, event: str) -> None:
         """Log an event, and keep it for the history."""
@@ -470,18 +470,19 @@ def _message(order: Order, row: int, chosen: bool = False) -> Parcel:
         "first": int(plan.first_steps[row]),
         "mean": plan.mean,
     }
-    vectors = {"x": order.x}
-    if plan.correction is not None:
-        vectors["c"] = plan.correction[row]
-    if plan.buffers is not None:
-        vectors["buffers"] = plan.buffers[row]
-    return Parcel(facts, vectors)
+    if plan.ascent is not None:
+        facts["ascent"] = float(plan.ascent[row])
+    if plan.anchored:
+        facts["anchored"] = True
+    parts = {"c": plan.correction, "buffers": plan.buffers, "start": plan.start, "mask": plan.mask}
+    parts |= {"beside": plan.beside, "scale": plan.scale}
+    vectors = {name: rows[row] for name, rows in parts.items() if rows is not None}
+    return Parcel(facts, {"x": order.x, **vectors})
 
 
 def _sends_sum(plan: Plan, row: int, steps: int) -> bool:
     """Return whether a member that did these steps sends the sum of its gradients."""
-    inaccurate = float(plan.lr[row]) * steps < EXACT_BELOW or float(plan.mu[row]) > 0
-    return plan.mean and inaccurate
+    return plan.mean and plan.inexact(row, steps)
 
 
 def _vectors(order: Order, row: int) -> dict[str, int]:

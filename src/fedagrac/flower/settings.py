@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field, StrictFloat, StrictInt, StrictStr, ValidationError
 
@@ -25,7 +26,7 @@ from fedagrac.experiments.build import (
 )
 from fedagrac.experiments.schema import AlgorithmSettings, StrictTable
 from fedagrac.flower.identity import FINGERPRINT
-from fedagrac.heterogeneity import Participation, StepSchedule
+from fedagrac.heterogeneity import Epochs, Participation, StepSchedule
 from fedagrac.parsing import parse_json
 from fedagrac.rounds.setup import Setup
 from fedagrac.storage.checkpoints import MOST_SAMPLES
@@ -251,7 +252,18 @@ class Settings(StrictTable):
                     accepted = first["msg"].removeprefix("Input should be ")
                     raise InputError(str(first["loc"][0]), first["input"], accepted) from None
             one_of("kind", self.steps.get("kind"), ["client", *PLANNED])
-            return build_kind(self.steps, PLANNED)
+            steps = build_kind(self.steps, PLANNED)
+            return self._counted(steps) if isinstance(steps, Epochs) else steps
+
+    def _counted(self, steps: Epochs) -> Epochs:
+        """Return the schedule with the samples that the settings name; those that clients report may be wrong."""
+        if self.samples is None and steps.epoch_steps is None:
+            accepted = "another kind, or the setting samples with the number of samples of each partition"
+            raise InputError("kind", "epochs", accepted)
+        sizes = [(self.samples or {}).get(str(client), 1) for client in range(self.clients)]
+        counted = steps.with_samples(np.array(sizes, np.int64), self.batch)
+        counted.counts(0, self.clients, self.seed)  # refuses too many steps before any client is asked
+        return counted
 
     @property
     def batch(self) -> int | None:

@@ -5,9 +5,11 @@ from fedagrac.heterogeneity.devices import DEVICES, DeviceProfile, Devices
 from fedagrac.heterogeneity.participation import Participation
 from fedagrac.heterogeneity.steps import (
     Constant,
+    Epochs,
     Explicit,
     Extreme,
     Gaussian,
+    Geometric,
     Linear,
     StepSchedule,
     Uniform,
@@ -20,9 +22,11 @@ __all__ = [
     "Constant",
     "DeviceProfile",
     "Devices",
+    "Epochs",
     "Explicit",
     "Extreme",
     "Gaussian",
+    "Geometric",
     "Linear",
     "Participation",
     "StepSchedule",
@@ -37,5 +41,7 @@ STEP_SCHEDULES: dict[str, type[StepSchedule]] = {
     "extreme": Extreme,
     "explicit": Explicit,
     "devices": Devices,
+    "geometric": Geometric,
+    "epochs": Epochs,
 }
 """All step schedules by the name of their kind."""

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fedagrac.core.streams import Purpose, stream
-from fedagrac.errors import InputError, count, non_negative, one_of, positive
+from fedagrac.errors import InputError, count, fraction, non_negative, one_of, positive
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
     "Constant",
+    "Epochs",
     "Explicit",
     "Extreme",
     "Gaussian",
+    "Geometric",
     "Linear",
     "StepSchedule",
     "Uniform",
@@ -150,6 +152,83 @@ class Uniform(StepSchedule):
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
         """Return K_i, uniform over lo..hi."""
         return _generator(self.mode, round, seed).integers(self.lo, self.hi, clients, endpoint=True)
+
+
+@dataclass(frozen=True)
+class Geometric(StepSchedule):
+    """One K for all clients, K ~ Geometric(p): after each step the round ends with probability p (`Scaffnew`).
+
+    Attributes:
+        p: the probability; 1 / p is the mean of K.
+        mode: "random" draws in every round, "fixed" once.
+
+    Examples:
+        >>> K = [Geometric(0.25).counts(round, clients=3, seed=0) for round in range(2000)]
+        >>> all(len(set(row.tolist())) == 1 for row in K), bool(abs(np.mean(K) - 4) < 0.2)
+        (True, True)
+    """
+
+    p: float
+    mode: Mode = "random"
+
+    def __post_init__(self) -> None:
+        fraction("p", self.p)
+        one_of("mode", self.mode, ["fixed", "random"])
+
+    def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
+        """Return K = 1 + floor(log(u) / log(1 - p)) for all, where u is uniform."""
+        if self.p == 1:
+            return np.ones(clients, np.int64)
+        u = 1 - _generator(self.mode, round, seed).random(1)  # above 0
+        K = whole_steps("p", self.p, 1 + np.floor(np.log(u) / np.log1p(-self.p)))
+        return np.repeat(K, clients)
+
+
+@dataclass(frozen=True)
+class Epochs(StepSchedule):
+    """K_i = the steps of `epochs` passes over the client's own data, epochs * ceil(n_i / batch size).
+
+    Attributes:
+        epochs: the number of passes.
+        epoch_steps: the steps of one pass of each client. A simulation and the server of a live federation fill
+            it in from the clients' samples and the batch size.
+
+    Examples:
+        >>> Epochs(2).with_samples(np.array([10, 20, 21]), batch_size=10).counts(0, clients=3, seed=0).tolist()
+        [2, 4, 6]
+    """
+
+    epochs: int
+    epoch_steps: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        count("epochs", self.epochs, most=MOST_STEPS)
+        if self.epoch_steps is not None:
+            given: Any = self.epoch_steps
+            if not isinstance(given, Sequence) or isinstance(given, str):
+                raise InputError("epoch_steps", given, "a list with the steps of one pass of each client")
+            steps = tuple(count(f"epoch_steps[{i}]", k, most=MOST_STEPS) for i, k in enumerate(given))
+            object.__setattr__(self, "epoch_steps", steps)
+
+    def with_samples(self, sizes: npt.NDArray[np.int64], batch_size: int | None) -> Epochs:
+        """Return the schedule for clients with these numbers of samples; all in one batch if there is no size."""
+        if self.epoch_steps is not None:
+            return self
+        one = np.ones_like(sizes) if batch_size is None else -(-sizes // batch_size)
+        return replace(self, epoch_steps=tuple(one.tolist()))
+
+    def check(self, clients: int, rounds: int) -> None:
+        """Refuse steps of passes that are not one number per client."""
+        if self.epoch_steps is not None and len(self.epoch_steps) != clients:
+            given = f"{len(self.epoch_steps)} numbers"
+            raise InputError("epoch_steps", given, f"one for each of {clients} clients")
+
+    def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
+        """Return K_i = epochs * ceil(n_i / batch size)."""
+        if self.epoch_steps is None:
+            accepted = "Epochs(...).with_samples(sizes, batch_size): K_i follows from the clients' samples"
+            raise InputError("epoch_steps", None, accepted)
+        return whole_steps("epochs", self.epochs, float(self.epochs) * np.array(self.epoch_steps))
 
 
 @dataclass(frozen=True)

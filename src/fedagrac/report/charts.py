@@ -148,8 +148,10 @@ def names_of(runs: Sequence[StoredRun]) -> list[str]:
 
 def scales_shared_lr(run: StoredRun) -> bool:
     """Return whether the run's lr is the shared lr times Kbar, because the algorithm divides it by K_i."""
-    registered = run.algorithm in REGISTRY and "lr" in run.experiment
-    return registered and algorithm(run.algorithm, lr=1.0).traits.lr == "round"
+    inner = run.algorithm_settings.get("inner")
+    name = str(inner.get("name")) if isinstance(inner, dict) else run.algorithm
+    registered = name in REGISTRY and "lr" in run.experiment
+    return registered and algorithm(name, lr=1.0).traits.lr == "round"
 
 
 def _settings_without_seed(run: StoredRun) -> str:

@@ -390,7 +390,8 @@ def _notes(runs: Sequence[StoredRun], names: Sequence[str]) -> list[str]:
         if run.status in ("diverged", "unfinished"):
             notes.append(f"{name} {run.status}: {run.reason}")
         shared, lr = run.experiment.get("lr"), run.algorithm_settings.get("lr")
-        if scales_shared_lr(run) and shared and lr and lr != shared:
+        numbers = isinstance(shared, int | float) and isinstance(lr, int | float)
+        if scales_shared_lr(run) and numbers and shared and lr and lr != shared:
             factor = f"lr {lr:.4g} is {lr / shared:.4g} times the shared {shared:g}"
             notes.append(f"{run.label}: {factor}, because {run.algorithm} divides its step size by K_i.")
     return list(dict.fromkeys(notes))
@@ -399,8 +400,27 @@ def _notes(runs: Sequence[StoredRun], names: Sequence[str]) -> list[str]:
 def _settings(run: StoredRun) -> dict[str, Any]:
     """Return the run's settings without its label, and without the algorithm's name if that equals the label."""
     omitted = {"label", "name"} if run.algorithm == run.label else {"label"}
-    algorithm = {key: value for key, value in run.algorithm_settings.items() if key not in omitted}
+    algorithm = {
+        key: _phrase(value) if isinstance(value, Mapping) else value
+        for key, value in run.algorithm_settings.items()
+        if key not in omitted
+    }
     return {**run.experiment, "algorithm": algorithm}
+
+
+def _phrase(table: Mapping[str, Any]) -> str:
+    """Return a table inside the settings of an algorithm as one text, its kind or name first.
+
+    Examples:
+        >>> _phrase({"kind": "adam", "betas": [0.9, 0.99], "eps": 1e-8})
+        'adam: betas [0.9, 0.99], eps 1e-08'
+        >>> _phrase({"0": 0.1, "50": 0.01})
+        '0 0.1, 50 0.01'
+    """
+    whole = _flat({key: _phrase(value) if isinstance(value, Mapping) else value for key, value in table.items()})
+    title = whole.pop("kind", None) or whole.pop("name", None)
+    words = ", ".join(f"{key} {value}" for key, value in whole.items())
+    return ": ".join(filter(None, (title, words)))
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -55,9 +55,24 @@ _IN_ORDER = (
     Look("#cf6a08", DASHED),
     Look("#d44a9b", DASH_DOT),
     Look("#9c8400", DOTTED),
+    Look("#0b96d2", LONG),
+    Look("#c65959", DASHED),
+    Look("#b92eb9", DOTTED),
+    Look("#6d9908", DASHED),
+    Look("#853df2", DASH_DOT_DOT),
+    Look("#f20c68", DASH_DOT),
+    Look("#497957", LONG),
+    Look("#995c81", DASHED),
+    Look("#f20cf2", SOLID),
+    Look("#0c68f2", DASH_DOT),
+    Look("#7d8c3f", DASH_DOT_DOT),
+    Look("#9f5828", DOTTED),
+    Look("#08a608", SOLID),
+    Look("#f20cad", LONG),
+    Look("#886bb2", DASH_DOT),
 )
 
-LOOKS = dict(zip(REGISTRY, _IN_ORDER, strict=False))
+LOOKS = dict(zip(REGISTRY, _IN_ORDER, strict=True))
 """The look of every registered algorithm. The contrast is at least 3:1 on white and on the dark page."""
 
 OTHER = Look("#7d8590", SOLID)

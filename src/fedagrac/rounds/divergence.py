@@ -116,18 +116,19 @@ def diagnose(
     steps = ranks.total(known_here).numpy()  # from here on, all processes know the same
     stable = ranks.agree(_stable_lr(workload, algorithm, cohort) if ranks.rank == 0 else None)
     number, lost, federation = cohort.round + 1, np.flatnonzero(steps), workload.federation
+    lr = algorithm.lr_in(cohort)
     if not len(lost):
-        return Divergence(number, algorithm.lr, stable_lr=stable)
+        return Divergence(number, lr, stable_lr=stable)
     known = lost[steps[lost] > 0]
     if not len(known) or (steps == CUT_OFF).any():
         client = int(cohort.clients[lost[0]])
         name = federation.known_name(client)
-        return Divergence(number, algorithm.lr, client, clients=len(lost), stable_lr=stable, name=name)
+        return Divergence(number, lr, client, clients=len(lost), stable_lr=stable, name=name)
     first = known[np.argmin(steps[known])]
     client = int(cohort.clients[first])
     return Divergence(
         round=number,
-        lr=algorithm.lr,
+        lr=lr,
         client=client,
         step=int(steps[first]),
         steps=int(cohort.steps[first]),
@@ -187,4 +188,4 @@ def _stable_lr(workload: Workload, algorithm: Algorithm, cohort: Cohort) -> floa
         stable = stable_lr(workload, algorithm, cohort.steps, cohort.epoch_steps, THEORY_SECONDS)
     except (FedagracError, ImportError, ArithmeticError, np.linalg.LinAlgError, RuntimeError):
         return None  # scipy is not installed, or the theory does not cover this problem
-    return stable if stable is not None and stable < algorithm.lr else None
+    return stable if stable is not None and stable < algorithm.lr_in(cohort) else None

@@ -170,8 +170,9 @@ def step_lengths(plan: Plan, x: Tensor, result: Result) -> npt.NDArray[np.float6
         >>> step_lengths(plan, torch.zeros(2), Result(torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.zeros(2)))
         array([10. ,  2.5])
     """
-    start = x.double()
-    norms = np.array([float((row.double() - start).norm()) for row in result.models], np.float64)
+    starts = [x] * len(plan) if plan.start is None else plan.start
+    moved = zip(result.models, starts, strict=True)
+    norms = np.array([float((row.double() - start.double()).norm()) for row, start in moved], np.float64)
     with np.errstate(over="ignore"):
         return np.where(result.finite(), norms / (plan.lr * plan.steps), np.nan)
 

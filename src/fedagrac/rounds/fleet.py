@@ -26,7 +26,7 @@ from fedagrac.core.robust import Aggregation
 from fedagrac.data.batches import epoch_steps, pass_steps
 from fedagrac.engines import EngineRecord, choose_engine, current_ranks
 from fedagrac.engines.precision import tf32
-from fedagrac.heterogeneity import Clock, Devices
+from fedagrac.heterogeneity import Clock, Devices, Epochs
 from fedagrac.heterogeneity.steps import checked_counts
 from fedagrac.models.vector import VectorModel
 from fedagrac.rounds.divergence import diagnose
@@ -222,6 +222,8 @@ class Simulated:
         steps, clock = setup.steps, setup.clock
         if isinstance(steps, Devices) and steps.needs_flops:
             steps = steps.with_flops(workload.step_flops())
+        if isinstance(steps, Epochs):
+            steps = steps.with_samples(federation.sizes, setup.batch_size)
         if clock is None:
             clock = Clock.of(steps) if isinstance(steps, Devices) else Clock()
         clock.check(M)
@@ -355,12 +357,17 @@ class Simulated:
                 for order in orders
             ]
         round = orders[0].whole.round
-        if len(orders) == 1:
-            return [self.engine.run(plans[0], orders[0].x, clients[0], round)]
-        starts = [order.x.expand(len(order.plan), -1) for order in orders]
-        return self.engine.run(
-            Plan.join(plans), torch.cat(starts), np.concatenate(clients), round
-        ).split(plans)  # fmt: skip
+        results: list[Result | None] = [None] * len(orders)
+        for group in _joinable(plans):
+            some = [plans[i] for i in group]
+            if len(group) == 1:
+                results[group[0]] = self.engine.run(some[0], orders[group[0]].x, clients[group[0]], round)
+                continue
+            starts = torch.cat([orders[i].x.expand(len(plans[i]), -1) for i in group])
+            together = self.engine.run(Plan.join(some), starts, np.concatenate([clients[i] for i in group]), round)
+            for i, result in zip(group, together.split(some), strict=True):
+                results[i] = result
+        return [result for result in results if result is not None]
 
     def _spent(
         self,
@@ -430,6 +437,14 @@ class Simulated:
             "engine_reason": self.engine_reason,
             "processes": self.ranks.size,
         }
+
+
+def _joinable(plans: Sequence[Plan]) -> list[list[int]]:
+    """Return groups of plans that an engine can run as one: simple ones with the same local optimizer."""
+    groups: dict[object, list[int]] = {}
+    for i, plan in enumerate(plans):
+        groups.setdefault(plan.local if plan.simple else i, []).append(i)
+    return list(groups.values())
 
 
 def first_buffers(model: VectorModel, mode: str) -> Tensor | None:

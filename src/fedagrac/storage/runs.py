@@ -43,7 +43,7 @@ class _Schema(BaseModel):
 class _Algorithm(_Schema):
     name: Name
     label: Name | None = None
-    lr: FiniteFloat | None = None
+    lr: FiniteFloat | dict[str, Any] | None = None
 
 
 class _Stop(_Schema):
@@ -58,7 +58,7 @@ class _Experiment(_Schema):
     name: Name
     algorithm: list[_Algorithm] = Field(min_length=1)
     seed: int | None = None
-    lr: FiniteFloat | None = None
+    lr: FiniteFloat | dict[str, Any] | None = None
     target: Accuracy | None = None
     stop: _Stop = _Stop()
     data: _Data = _Data()

@@ -350,7 +350,7 @@ def round_map(
     """Return one round of an algorithm with all clients as an affine map.
 
     Args:
-        algorithm: one of the nine; FedaGrac's calibration must be a number.
+        algorithm: one of those of the paper; FedaGrac's calibration must be a number.
         quadratic: the problem.
         steps: K_i, one number for all clients or one for each.
         first_steps: the number of steps over which FedaGrac's "first gradient" is averaged, in place of the
@@ -366,10 +366,11 @@ def round_map(
     """
     if not isinstance(algorithm, PAPER):
         raise InputError("algorithm", algorithm, f"one of {', '.join(kind.__name__ for kind in PAPER)}")
+    lr_of_round = _constant_lr(algorithm)
     q, M, d = quadratic, quadratic.num_clients, quadratic.dimension
     K = _counts("steps", steps, M)
     w, H, r, eye = q.weights, q.hessians, q.linear, np.eye(d)
-    lr = algorithm.lr / K if algorithm.traits.lr == "round" else np.full(M, algorithm.lr)
+    lr = lr_of_round / K if algorithm.traits.lr == "round" else np.full(M, lr_of_round)
     mean = _mean_powers(q, lr, algorithm.mu if isinstance(algorithm, FedProx) else 0.0, K)
     coefficients = w * float(w @ K) / K if isinstance(algorithm, FedNova) else w
     if isinstance(algorithm, Scaffold):
@@ -441,9 +442,18 @@ def _orientations(
     n = np.minimum(_counts("first_steps", first_steps, len(K)), K)
     fast = fast_clients(K, quadratic.masses)
     sends_first = {"hybrid": fast, "average": fast & False, "first": fast | True, "reverse": ~fast}
-    first = _mean_powers(quadratic, np.full(len(K), algorithm.lr), 0.0, n)
+    first = _mean_powers(quadratic, np.full(len(K), _constant_lr(algorithm)), 0.0, n)
     sent = np.where(sends_first[algorithm.transmit][:, None, None], first, mean)
     return algorithm.calibration, sent, mean if algorithm.local_reference == "mean" else sent
+
+
+def _constant_lr(algorithm: Algorithm) -> float:
+    """Return eta; raise InputError if it changes over the rounds, or if local steps are not plain."""
+    if callable(algorithm.lr):
+        raise InputError("lr", algorithm.lr, "a number: a schedule changes the map")
+    if not algorithm.local.plain:
+        raise InputError("local", algorithm.local, "SGD() without momentum and clipping: the map must be affine")
+    return algorithm.lr
 
 
 def _smallest_lr(algorithm: Algorithm, quadratic: Quadratic, steps: Counts) -> float:

@@ -19,15 +19,14 @@ import numpy as np
 import torch
 
 from fedagrac.core.local import Plan, Result
-from fedagrac.engines.base import starts_of
 from fedagrac.engines.lanes.compiled import CannotCompileError
 from fedagrac.engines.lanes.fixed import FixedLanes
 from fedagrac.engines.lanes.layers import RoutedLayers
 from fedagrac.engines.lanes.memory import LaneMemory
 from fedagrac.engines.lanes.model import LaneModel
-from fedagrac.engines.lanes.ragged import ragged_gradient
+from fedagrac.engines.lanes.peeled import PeeledLanes
 from fedagrac.engines.lanes.waves import Wave, draw_wave, lane_groups
-from fedagrac.engines.serial import FULL_GRADIENT_CHUNK, SerialEngine, read_ahead, seed_dropout, training
+from fedagrac.engines.serial import FULL_GRADIENT_CHUNK, SerialEngine, seed_dropout, training
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -154,7 +153,9 @@ class LanesEngine:
     def packing(self, plan: Plan, clients: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the rows of each wave: lanes of one batch size, neighbours in K together, largest K first."""
         parts = plan.correction is not None, plan.mu.any(), plan.first_steps.any(), plan.accumulate
-        vectors = 5 + sum(map(bool, parts))
+        others = plan.mask, plan.beside, plan.scale, plan.ascent
+        vectors = 5 + sum(map(bool, parts)) + sum(part is not None for part in others) + plan.local.slots
+        vectors += (0 if plan.local.plain and plan.at_x else 1) + 2 * plan.anchored
         for batch, group in lane_groups(plan.steps, self.workload.batch_sizes(clients)):
             width = self.width or self.memory.fitting_width(vectors, batch, int(plan.steps[group].max()))
             if width < len(group):
@@ -186,60 +187,7 @@ class LanesEngine:
         Batches of several lengths have no fixed shape.
         """
         if not (self.fixed and wave.lengths is None and self._run_fixed(wave, plan, x, result)):
-            self._run_peeled(wave, plan, x, result)
-
-    def _run_peeled(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
-        """Run one wave; each step covers exactly the lanes that still run."""
-        rows = wave.rows
-
-        def column(values: npt.NDArray[np.float64]) -> Tensor:
-            return torch.as_tensor(values[rows], dtype=x.dtype, device=x.device)[:, None]
-
-        K, eta, mu = column(plan.steps.astype(np.float64)), column(plan.lr), column(plan.mu)
-        n_first = column(plan.first_steps.astype(np.float64))
-        steps_with_first, proximal = int(plan.first_steps[rows].max()), bool(plan.mu[rows].any())
-        where = torch.from_numpy(rows).to(x.device)
-        C = None if plan.correction is None else plan.correction[where]
-        starts = starts_of(x, where)
-        X = starts.clone()
-        loss = torch.zeros(len(rows), dtype=torch.float64, device=x.device)
-        first = None if result.first is None else torch.zeros_like(X)
-        total = None if result.total is None else torch.zeros_like(X)
-        moving = {} if plan.buffers is None else self.workload.model.buffers.rows(plan.buffers[where])
-        alone = int((wave.running > 1).sum())  # from this step on one lane runs, for which a vmap only costs time
-        if self.workload.model.buffers.names:
-            alone = len(wave.running)
-        for k, (m, (samples, shifts), lengths) in enumerate(
-            zip(wave.running, read_ahead(self.workload, wave), wave.step_lengths(), strict=True)
-        ):
-            if k == alone:
-                self.workload.model.bind(X[0])
-            generators = None if wave.generators is None else wave.generators[:m]
-            if k < alone:
-                before = {name: values[:m].clone() for name, values in moving.items()} or None
-                values, G, after = ragged_gradient(self.model, X[:m], samples, shifts, before, generators, lengths)
-                for name, rows_of_buffer in moving.items():
-                    rows_of_buffer[:m] = after[name]
-            else:
-                n = None if lengths is None else int(lengths[0])
-                frames = None if shifts is None else shifts[0, :n]
-                values, G = self._serial.row_gradient(X, samples[0, :n], frames, generators)
-            loss[:m] += values
-            if total is not None:
-                total[:m] += G
-            if first is not None and k < steps_with_first:
-                first[:m] += G * torch.where(n_first[:m] > k, 1 / n_first[:m].clamp(min=1), 0)
-            if C is not None:
-                G += C[:m]
-            if proximal:
-                G += mu[:m] * (X[:m] - starts[:m])
-            X[:m].addcmul_(G, eta[:m], value=-1)
-        result.models[where] = X
-        result.loss[where] = loss / K[:, 0]
-        ends = self.workload.model.buffers.join(moving, x.dtype) if moving else None
-        for collected, into in ((first, result.first), (total, result.total), (ends, result.buffers)):
-            if collected is not None and into is not None:
-                into[where] = collected
+            PeeledLanes(wave, plan, x, self.model, self._serial).run(result)
 
     def _run_fixed(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> bool:
         """Run one wave in steps of fixed shapes; return False if steps cannot be compiled here."""

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from fedagrac.core.optimizers import SGD, clip_factors
 from fedagrac.engines.base import starts_of
 from fedagrac.engines.lanes.compiled import compile_step
 from fedagrac.engines.lanes.kernels.descend import descend
+from fedagrac.engines.lanes.points import Points, per_lane
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,11 +45,8 @@ COMPILED_WIDTHS = 4
 UNROLL = (5, 2, 1)
 """Steps of a small model per compiled call; the largest that the longest lane needs is taken."""
 
-Pieces = Callable[["list[Tensor]", "Tensor", "Tensor | None", "tuple[Any, Any]", "dict[str, Tensor] | None"], Any]
-"""A function of parameter blocks, samples, shifts, the pool and moving buffers.
-
-It returns losses, gradients by parameter, and the buffers afterwards.
-"""
+Pieces = Callable[..., Any]
+"""`LaneModel.pieces`, which returns losses, gradients by parameter, and the buffers afterwards."""
 
 
 def widths_for(lanes: int, most: int = WIDTHS) -> list[int]:
@@ -85,6 +84,10 @@ class Buffers(NamedTuple):
         counter: the number of the next step.
         pool: all training inputs and targets.
         moving: the module's moving buffers by name, each [W, ...]; None if every step begins with the given ones.
+        mask: the coordinates that lanes train, block by block.
+        slots: the state of the local optimizer, block by block.
+        points: where gradients are taken; None for the models.
+        numbers: the numbers of the local optimizer for each step, [steps, n].
     """
 
     X: list[Tensor]
@@ -100,6 +103,10 @@ class Buffers(NamedTuple):
     counter: Tensor
     pool: tuple[Any, Any]
     moving: dict[str, Tensor] | None
+    mask: list[Tensor] | None
+    slots: list[list[Tensor]]
+    points: Points | None
+    numbers: Tensor
 
 
 class FixedLanes:
@@ -108,7 +115,7 @@ class FixedLanes:
     def __init__(
         self, wave: Wave, plan: Plan, x: Tensor, workload: Workload, pieces: Pieces, compiled: bool = False
     ) -> None:
-        self._pieces, self._model, self._weight_decay = pieces, workload.model, workload.weight_decay
+        self._pieces, self._model, self._local = pieces, workload.model, plan.local
         W, batch = len(wave.rows), wave.samples.shape[1]
         device, dtype = x.device, x.dtype
         shifts = None
@@ -128,6 +135,10 @@ class FixedLanes:
             counter=torch.zeros(1, dtype=torch.int64, device=device),
             pool=workload.pool,
             moving=None if plan.buffers is None else self._model.buffers.rows(plan.buffers[:1].expand(W, -1)),
+            mask=None if plan.mask is None else self._blocks(W, x),
+            slots=[self._blocks(W, x) for _ in range(plan.local.slots)],
+            points=self._points(plan, W, x),
+            numbers=torch.ones((TABLE_STEPS, len(plan.local.numbers(0))), dtype=dtype, device=device),
         )
         self.compiled = compiled
         self.unroll = _unroll(wave, workload) if compiled else 1
@@ -140,6 +151,14 @@ class FixedLanes:
         views = self._model.views(x.reshape(-1, x.shape[-1])[0]).values()
         return [torch.zeros((lanes, *view.shape), dtype=x.dtype, device=x.device) for view in views]
 
+    def _points(self, plan: Plan, lanes: int, x: Tensor) -> Points | None:
+        """Return room for the points at which gradients are taken; None if they are taken at the models."""
+        if plan.at_x:
+            return None
+        beside, scale = (None if rows is None else self._blocks(lanes, x) for rows in (plan.beside, plan.scale))
+        ascent = None if plan.ascent is None else torch.zeros(lanes, dtype=x.dtype, device=x.device)
+        return Points(beside, scale, ascent, self._blocks(lanes, x) if plan.anchored else None)
+
     def _fill(self, blocks: list[Tensor], rows: Tensor) -> None:
         """Copy rows [W, d] into blocks."""
         for block, view in zip(blocks, self._model.row_views(rows).values(), strict=True):
@@ -151,7 +170,9 @@ class FixedLanes:
         parts = plan.correction is not None, bool(plan.mu.any()), bool(plan.first_steps.any()), plan.accumulate
         unroll = _unroll(wave, workload) if compiled else 1
         moving = plan.buffers is not None
-        return len(wave.rows), wave.samples.shape[1], wave.shifts is not None, unroll, moving, *parts
+        others = [rows is not None for rows in (plan.mask, plan.beside, plan.scale, plan.ascent)] + [plan.anchored]
+        sizes = len(wave.rows), wave.samples.shape[1]
+        return *sizes, wave.shifts is not None, unroll, moving, *parts, *others, plan.local
 
     def run(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
         """Run a wave and write its rows into the result; compile or record missing steps first."""
@@ -180,19 +201,35 @@ class FixedLanes:
         """Fill the buffers with the starts of a wave."""
         b = self.buffers
         x_of_rows = starts_of(x, rows)
-        self._fill(b.X, x_of_rows)
+        self._fill(b.X, x_of_rows if plan.start is None else plan.start[rows])
         b.loss.zero_()
         if b.C is not None and plan.correction is not None:
             self._fill(b.C, plan.correction[rows])
         if b.center is not None:
             self._fill(b.center, x_of_rows)
             b.mu.copy_(torch.as_tensor(plan.mu[wave.rows], dtype=x.dtype))
-        for collected in (b.first, b.total):
+        if b.mask is not None and plan.mask is not None:
+            self._fill(b.mask, plan.mask[rows])
+        if b.points is not None:
+            self._fill_points(b.points, plan, wave.rows, rows, x_of_rows)
+        for collected in (b.first, b.total, *b.slots):
             for block in collected or ():
                 block.zero_()
         if b.moving is not None and plan.buffers is not None:
             for name, start in self._model.buffers.rows(plan.buffers[rows]).items():
                 b.moving[name].copy_(start)
+
+    def _fill_points(
+        self, points: Points, plan: Plan, rows: npt.NDArray[np.int64], where: Tensor, centers: Tensor
+    ) -> None:
+        """Copy the points of a wave."""
+        if points.anchor is not None:
+            self._fill(points.anchor, centers)
+        for blocks, values in ((points.beside, plan.beside), (points.scale, plan.scale)):
+            if blocks is not None and values is not None:
+                self._fill(blocks, values[where])
+        if points.ascent is not None and plan.ascent is not None:
+            points.ascent.copy_(torch.as_tensor(plan.ascent[rows], dtype=points.ascent.dtype))
 
     def _take_out(self, blocks: list[Tensor], into: Tensor, rows: npt.NDArray[np.int64]) -> None:
         """Copy blocks into rows of a matrix [m, d]; a single row is indexed by a number, in half the time."""
@@ -215,6 +252,8 @@ class FixedLanes:
         in_first = (begin + np.arange(T))[:, None] < n_first
         rates = np.stack([active * plan.lr[wave.rows], active, in_first / np.maximum(n_first, 1)], axis=-1)
         b.rates[:T] = torch.as_tensor(rates, dtype=b.rates.dtype)
+        numbers = [plan.local.numbers(k) for k in range(begin, begin + T)]
+        b.numbers[:T] = torch.as_tensor(numbers, dtype=b.numbers.dtype).reshape(T, -1)
         b.rates[T : T + self.unroll] = 0  # for the steps of a call after the last one
         b.counter.zero_()
 
@@ -243,22 +282,42 @@ class FixedLanes:
         shifts = None if b.shifts is None else b.shifts[:, :width].index_select(0, b.counter)[0]
         eta, runs, in_first = b.rates[:, :width].index_select(0, b.counter)[0].unbind(1)
         before = None if b.moving is None else {name: rows[:width].clone() for name, rows in b.moving.items()}
-        losses, gradients, moved = self._pieces([block[:width] for block in b.X], samples, shifts, b.pool, before)
+        points = None if b.points is None else b.points.lanes(slice(width))
+        losses, gradients, moved = self._pieces(
+            [block[:width] for block in b.X], samples, shifts, b.pool, before, None, points
+        )
         b.loss[:width] += losses * runs
         for name, rows in (b.moving or {}).items():  # finished lanes keep the buffers with which they ended
-            rows[:width] = torch.where(_per_lane(runs, rows) > 0, moved[name], rows[:width])
+            rows[:width] = torch.where(per_lane(runs, rows) > 0, moved[name], rows[:width])
+        gradients = self._clipped(gradients, b, width)
+        numbers = b.numbers.index_select(0, b.counter)[0].unbind(0)
         for i, g in enumerate(gradients):
             X = b.X[i][:width]
-            if self._weight_decay:
-                g = g.add(X, alpha=self._weight_decay)  # noqa: PLW2901
             if b.total is not None:
-                b.total[i][:width].addcmul_(g, _per_lane(runs, X))
+                b.total[i][:width].addcmul_(g, per_lane(runs, X))
             if b.first is not None and kind.collecting:
-                b.first[i][:width].addcmul_(g, _per_lane(in_first, X))
+                b.first[i][:width].addcmul_(g, per_lane(in_first, X))
             if b.center is not None:
-                g = g + _per_lane(b.mu[:width], X) * (X - b.center[i][:width])  # noqa: PLW2901
-            descend(X, g, None if b.C is None else b.C[i][:width], eta)
+                g = g + per_lane(b.mu[:width], X) * (X - b.center[i][:width])  # noqa: PLW2901
+            C = None if b.C is None else b.C[i][:width]
+            if self._local.slots or b.mask is not None or not isinstance(self._local, SGD):
+                slots = [blocks[i][:width] for blocks in b.slots]
+                g = self._local.direction(g if C is None else g + C, X, slots, numbers)  # noqa: PLW2901
+                C = None
+                if b.mask is not None:
+                    g = g * b.mask[i][:width]  # noqa: PLW2901
+            descend(X, g, C, eta)
         b.counter.add_(1)
+
+    def _clipped(self, gradients: Sequence[Tensor], b: Buffers, width: int) -> Sequence[Tensor]:
+        """Return the gradients of the coordinates that lanes train, shortened to the largest norm."""
+        if b.mask is not None:
+            gradients = [g * block[:width] for g, block in zip(gradients, b.mask, strict=True)]
+        if self._local.clip is None:
+            return gradients
+        squares = torch.stack([g.square().flatten(1).sum(1) for g in gradients]).sum(0)
+        factors = clip_factors(squares, self._local.clip)
+        return [g * per_lane(factors, g) for g in gradients]
 
     def _prepare(self, kind: Kind) -> Callable[[], Any]:
         """Return a function that makes the steps of a kind: compiled, recorded, or plain."""
@@ -283,11 +342,6 @@ class FixedLanes:
                 self._steps(kind, self.buffers)
         self._pool = graph.pool()
         return graph.replay
-
-
-def _per_lane(values: Tensor, rows: Tensor) -> Tensor:
-    """Return one number per lane, shaped to multiply rows [m, ...]."""
-    return values.reshape(-1, *[1] * (rows.ndim - 1))
 
 
 def _unroll(wave: Wave, workload: Workload) -> int:

@@ -12,14 +12,17 @@ import numpy as np
 import torch
 from torch.func import functional_call, vmap
 
+from fedagrac.core.optimizers import ascent_factors
 from fedagrac.data.trees import leaves, map_leaves, num_samples
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of, faster_as_products
+from fedagrac.engines.lanes.points import per_lane
 from fedagrac.engines.precision import tf32
 from fedagrac.engines.serial import seed_dropout, training
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedagrac.engines.lanes.points import Points
     from fedagrac.engines.workload import Workload
 
 __all__ = ["LaneModel"]
@@ -48,14 +51,14 @@ class LaneModel:
         shifts: Tensor | None,
         buffers: dict[str, Tensor] | None = None,
         generators: Sequence[torch.Generator] | None = None,
+        points: Points | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return each lane's loss, [m], its gradient, [m, d], over its own batch, and its buffers afterwards."""
         blocks = list(self.workload.model.row_views(X).values())
-        losses, pieces, buffers = self.pieces(blocks, samples, shifts, buffers=buffers, generators=generators)
-        G = torch.cat([piece.reshape(len(X), -1) for piece in pieces], 1)
-        if self.workload.weight_decay:
-            G.add_(X, alpha=self.workload.weight_decay)
-        return losses, G, buffers
+        losses, pieces, buffers = self.pieces(
+            blocks, samples, shifts, buffers=buffers, generators=generators, points=points
+        )
+        return losses, torch.cat([piece.reshape(len(X), -1) for piece in pieces], 1), buffers
 
     def pieces(
         self,
@@ -65,10 +68,12 @@ class LaneModel:
         pool: tuple[Any, Any] | None = None,
         buffers: dict[str, Tensor] | None = None,
         generators: Sequence[torch.Generator] | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Tensor]]:
+        points: Points | None = None,
+    ) -> tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]:
         """Return each lane's loss, [m], its gradient by parameter, each [m, ...], and its buffers afterwards.
 
-        The gradient has no weight decay. Buffers that are not given are those of the user's module.
+        Buffers that are not given are those of the user's module. Gradients are taken at the models, or at points
+        beside them; losses and buffers of an ascent or an anchor are those at the models.
         """
         w = self.workload
         m, batch = samples.shape
@@ -77,12 +82,48 @@ class LaneModel:
             map_leaves(lambda leaf: leaf.reshape(m, batch, *leaf.shape[1:]), tree)
             for tree in w.load(samples.reshape(-1), frames, pool, generators)
         )
-        leaves = [block.detach().requires_grad_() for block in blocks]
         moving = self.given_buffers(m) if buffers is None else buffers
+
+        def at(models: list[Tensor], scale: list[Tensor] | None = None) -> tuple[Tensor, Sequence[Tensor], Any]:
+            return self._pieces_at(models, scale, moving, inputs, targets)
+
+        if points is None:
+            return at(blocks)
+        if points.anchor is not None:
+            losses, gradients, moved = at(blocks)
+            return losses, [g - a for g, a in zip(gradients, at(points.anchor)[1], strict=True)], moved
+        if points.ascent is None:
+            beside = points.beside
+            models = blocks if beside is None else [X + p for X, p in zip(blocks, beside, strict=True)]
+            return at(models, points.scale)
+        losses, gradients, moved = at(blocks)
+        squares = torch.stack([g.square().flatten(1).sum(1) for g in gradients]).sum(0)
+        factors = ascent_factors(squares, points.ascent)
+        higher = [X + per_lane(factors, g) * g for X, g in zip(blocks, gradients, strict=True)]
+        return losses, at(higher)[1], moved
+
+    def _pieces_at(
+        self,
+        models: list[Tensor],
+        scale: list[Tensor] | None,
+        buffers: dict[str, Tensor],
+        inputs: Any,
+        targets: Any,
+    ) -> tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]:
+        """Return losses, gradients and buffers at these models, whose networks are those of scale o models."""
+        w = self.workload
+        network = models if scale is None else [X * s for X, s in zip(models, scale, strict=True)]
+        leaves = [block.detach().requires_grad_() for block in network]
         with torch.enable_grad(), self.layers or contextlib.nullcontext():
-            losses, moved = self._losses(dict(zip(w.model.names, leaves, strict=True)), moving, inputs, targets)
+            losses, moved = self._losses(dict(zip(w.model.names, leaves, strict=True)), buffers, inputs, targets)
             # outside the vmap: the same numbers as vmap(grad), with less overhead
-            gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
+            gradients: Sequence[Tensor] = torch.autograd.grad(
+                losses.sum(), leaves, allow_unused=True, materialize_grads=True
+            )
+        if scale is not None:
+            gradients = [g * s for g, s in zip(gradients, scale, strict=True)]
+        if w.weight_decay:
+            gradients = [g.add(X, alpha=w.weight_decay) for g, X in zip(gradients, models, strict=True)]
         return losses.detach(), gradients, {name: values.detach() for name, values in moved.items()}
 
     def given_buffers(self, lanes: int) -> dict[str, Tensor]:

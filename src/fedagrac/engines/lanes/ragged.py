@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedagrac.engines.lanes.model import LaneModel
+    from fedagrac.engines.lanes.points import Points
 
 __all__ = ["ragged_gradient"]
 
@@ -28,13 +29,15 @@ def ragged_gradient(
     buffers: dict[str, Tensor] | None,
     generators: Sequence[torch.Generator] | None,
     lengths: npt.NDArray[np.int64] | None,
+    points: Points | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return losses, gradients and buffers of lanes as `LaneModel.gradient` does, over the samples that count.
 
-    `lengths` says how many samples of each lane count, [m]; None if all do.
+    `lengths` says how many samples of each lane count, [m]; None if all do. `points` are those beside X at which
+    the gradients are taken.
     """
     if lengths is None or (lengths == samples.shape[1]).all():
-        return model.gradient(X, samples, shifts, buffers, generators)
+        return model.gradient(X, samples, shifts, buffers, generators, points)
     parts, order = [], []
     for length in np.unique(lengths):
         lanes = np.flatnonzero(lengths == length)
@@ -42,7 +45,8 @@ def ragged_gradient(
         own = None if generators is None else [generators[lane] for lane in lanes.tolist()]
         before = None if buffers is None else {name: values[rows] for name, values in buffers.items()}
         frames = None if shifts is None else shifts[rows, :length]
-        parts.append(model.gradient(X[rows], samples[rows, :length], frames, before, own))
+        at = None if points is None else points.lanes(rows)
+        parts.append(model.gradient(X[rows], samples[rows, :length], frames, before, own, at))
         order.append(rows)
     back = torch.argsort(torch.cat(order))
     losses, gradients, after = zip(*parts, strict=True)

@@ -1,0 +1,130 @@
+"""The algorithms beside the paper's agree with NumPy, round by round, and reduce to one another."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedagrac as fg
+import numpy_rivals as reference
+from quadratics import SIZES, K, Trace, quadratics
+
+ETA = 0.02
+ROUNDS = 6
+CASES = {
+    "fedavgm": (reference.fedavgm, {"momentum": 0.7, "server_lr": 0.8}),
+    "fedadam": (reference.fedopt, {"server_lr": 0.1, "beta1": 0.8, "beta2": 0.9, "tau": 0.01}),
+    "fedyogi": (reference.fedopt, {"server_lr": 0.1, "beta1": 0.8, "beta2": 0.9, "tau": 0.01}),
+    "fedadagrad": (reference.fedopt, {"server_lr": 0.1, "beta1": 0.3, "beta2": 0.9, "tau": 0.01}),
+    "feddyn": (reference.feddyn, {"alpha": 0.3}),
+    "fedcm": (reference.fedcm, {"alpha": 0.4, "server_lr": 0.9}),
+    "fedacg": (reference.fedacg, {"momentum": 0.6, "beta": 0.2}),
+    "mimelite": (reference.mime, {"momentum": 0.6}),
+    "mime": (reference.mime, {"momentum": 0.6}),
+    "fedvarp": (reference.fedvarp, {"server_lr": 0.9}),
+    "mifa": (reference.fedvarp, {"server_lr": 0.9}),
+    "fedexp": (reference.fedexp, {"eps": 1e-3}),
+    "scaffnew": (reference.scaffnew, {"p": 0.2}),
+    "fedsam": (reference.fedsam, {"rho": 0.3}),
+    "fedlesam": (reference.fedlesam, {"rho": 0.3}),
+}
+SAYS = {
+    "fedadam": {"kind": "fedadam"}, "fedyogi": {"kind": "fedyogi"}, "fedadagrad": {"kind": "fedadagrad"},
+    "mimelite": {"lite": True}, "mime": {"lite": False}, "fedvarp": {"mifa": False}, "mifa": {"mifa": True},
+}  # fmt: skip
+
+
+def path_of(algorithm, participation=None, **options):
+    trace = Trace()
+    quadratics().simulate(algorithm, callbacks=[trace], participation=participation, rounds=ROUNDS, **options)
+    return np.array(trace.x)
+
+
+def cohorts(participation):
+    """Return the clients of every round, as the simulation draws them."""
+    if participation is None:
+        return [list(range(len(K)))] * ROUNDS
+    drawn = fg.Participation(participation)
+    return [drawn.draw(t, np.array(SIZES) / sum(SIZES), 0)[0].tolist() for t in range(ROUNDS)]
+
+
+@pytest.mark.parametrize("participation", [None, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_every_round_is_that_of_the_papers_equations(name, participation):
+    rule, options = CASES[name]
+    ours = path_of(fg.algorithm(name, lr=ETA, **options), participation)
+    q = quadratics()
+    theirs = rule(q, SIZES, K, q.start(), ETA, cohorts(participation), **options, **SAYS.get(name, {}))
+    assert np.abs(ours - np.array(theirs)).max() <= 1e-10 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("participation", [None, 3])
+def test_lanes_and_serial_agree(name, participation):
+    options = CASES[name][1]
+    lanes, serial = (
+        path_of(fg.algorithm(name, lr=ETA, **options), participation, engine=engine, compile=False)
+        for engine in ("lanes", "serial")
+    )
+    assert np.abs(lanes - serial).max() <= 1e-12 * np.abs(serial).max()
+
+
+NEUTRAL = {
+    "fedacg": {"momentum": 0.0, "beta": 0.0},
+    "mimelite": {"momentum": 0.0},
+    "fedvarp": {},
+    "mifa": {},
+    "fedsam": {"rho": 0.0},
+    "fedlesam": {"rho": 0.0},
+}
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_without_its_own_part_each_is_fedavg_exactly(name):
+    assert np.array_equal(path_of(fg.algorithm(name, lr=ETA, **NEUTRAL[name])), path_of(fg.FedAvg(lr=ETA)))
+
+
+def test_without_momentum_fedavgm_is_the_algorithm_inside():
+    for inner in (None, fg.FedaGrac(lr=1.0), fg.Scaffold(lr=1.0), fg.FedNova(lr=1.0)):
+        wrapped = fg.FedAvgM(lr=ETA, momentum=0.0, inner=inner)
+        alone = fg.FedAvg(lr=ETA) if inner is None else type(inner)(lr=ETA)
+        apart = np.abs(path_of(wrapped) - path_of(alone)).max()
+        assert apart <= 1e-14
+
+
+def test_fedcm_with_gradients_alone_is_fednova():
+    apart = np.abs(path_of(fg.FedCM(lr=ETA, alpha=1.0)) - path_of(fg.FedNova(lr=ETA))).max()
+    assert apart <= 1e-13
+
+
+def test_a_server_optimizer_goes_around_fedagrac_and_keeps_its_orientation():
+    q, trace = quadratics(), Trace()
+    q.simulate(fg.FedAvgM(lr=ETA, momentum=0.3, inner=fg.FedaGrac(lr=1.0)), callbacks=[trace], rounds=200)
+    assert np.abs(trace.x[-1] - q.minimiser()).max() < 1e-6
+
+
+def test_one_server_optimizer_inside_another_is_refused():
+    with pytest.raises(fg.InputError, match="inner"):
+        fg.FedAdam(lr=0.1, inner=fg.FedAvgM(lr=0.1))
+
+
+def test_full_participation_makes_the_control_variates_of_scaffnew_sum_to_zero():
+    q = quadratics()
+
+    class Sum(fg.Callback):
+        def on_round(self, run, record):
+            h = run.table.rows(np.arange(len(K)))["h"]
+            self.sum = (torch.as_tensor(q.omega) @ h).abs().max()
+
+    watch = Sum()
+    q.simulate(fg.Scaffnew(lr=ETA, p=0.1), callbacks=[watch], rounds=8)  # the steps are unequal
+    assert float(watch.sum) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["feddyn", "scaffnew"])
+def test_with_unequal_steps_the_minimum_stays_where_it_is(name):
+    """The control variates become the clients' gradients at the minimum, whatever their K_i."""
+    q = quadratics()
+    trace = Trace()
+    options = {"alpha": 2.0} if name == "feddyn" else {"p": 0.06}
+    q.simulate(fg.algorithm(name, lr=0.02, **options), callbacks=[trace], rounds=200)
+    assert np.abs(trace.x[-1] - q.minimiser()).max() < 1e-5
