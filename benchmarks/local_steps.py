@@ -2,9 +2,9 @@
 
     PYTHONPATH=src:tests python benchmarks/local_steps.py [--device cuda] [--models cnn alexnet] [--lanes 20]
 
-First compares lanes on the device (recorded as graphs on a GPU) with serial on the CPU in float64, for every part of
-the rule. Then prints the time of a client-step of each local optimizer and its ratio to plain steps, measured in turn
-in the same process. Exits with 1 if a difference exceeds 1e-10.
+First compares lanes on the device (recorded as graphs on a GPU) with serial on the CPU in float64, for every part
+of the rule. Then prints the time of a client-step of each local optimizer and its ratio to plain steps, measured
+in turn in the same process. Exits with 1 if a difference exceeds 1e-10.
 """
 
 import argparse
