@@ -28,7 +28,6 @@ FACTORS = {"none": 1.0, "flip": -5.0, "scale": 10.0, "labels": 1.0}
 PARTITIONS = {"IID": fg.IID(), "Dirichlet(0.3)": fg.Dirichlet(0.3)}
 ALGORITHMS = {
     "FedAvg": fg.FedAvg(lr=0.1),
-    "SCAFFOLD": fg.Scaffold(lr=0.1, init="full"),
     "FedaGrac": fg.FedaGrac(lr=0.1, first_steps=5),  # fewer than an epoch, which is longer than any K_i
 }
 DEFENCES = {
@@ -89,9 +88,12 @@ def settings(seeds):
 
 
 def measure(args):
-    """Run every combination. Return one record for each run."""
-    records, wholes = [], {}
+    """Run every combination that the output does not hold yet. Return one record for each run."""
+    records, wholes = json.loads(args.out.read_text()) if args.out.exists() else [], {}
+    done = {(r["seed"], r["partition"], r["attack"], r["share"], r["defence"]) for r in records}
     for seed, partition, attack, share, defence in settings(args.seeds):
+        if (seed, partition, attack, share, defence) in done:
+            continue
         if (partition, seed) not in wholes:
             wholes = {  # only the last one is kept
                 (partition, seed): fg.Federation.load(

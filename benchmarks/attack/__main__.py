@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.attack import files, mutations, processes
+from benchmarks.attack import doors, files, mutations, processes
 from benchmarks.soak.part import run_parts
 
-PARTS = {"mutations": mutations.run, "files": files.run, "processes": processes.run}
+PARTS = {"mutations": mutations.run, "files": files.run, "doors": doors.run, "processes": processes.run}
 
 if __name__ == "__main__":
     sys.exit(run_parts("attack", __doc__.splitlines()[0], PARTS))

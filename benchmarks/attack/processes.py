@@ -108,10 +108,6 @@ def run(out: Path) -> Part:
 
     flower_processes.CLIENT = CLIENT
     part, folder = Part(), (out / "processes").absolute()
-    skipped = {"a stranger without a key": "see the tests of node authentication"}
-    rivals = _rivals_are_refused()
-    if not rivals:
-        skipped["a second node with a live partition"] = "this version lets it take the partition over"
     with flower_processes.Loopback(folder, nodes=6) as loopback:
         _write_data(loopback.folder)
         loopback.start_link()
@@ -121,14 +117,12 @@ def run(out: Path) -> Part:
             nested = {**settings, "algorithm": {"name": "fedagrac", "lr": 0.1}, "guard": {"factor": 10.0}}
             steps = {"kind": "explicit", "table": json.dumps([K])}
             loopback.run("attacked", **{**nested, "steps": steps})
-            if rivals:
-                loopback.wait_for(lambda: loopback.history("attacked"))
-                _start(loopback, 5, "partition-id=0 rival=true")
+            loopback.wait_for(lambda: loopback.history("attacked"))
+            _start(loopback, 5, "partition-id=0 rival=true")
             loopback.wait("attacked")
         history = loopback.history("attacked")
         status = json.loads((folder / "attacked" / "status.json").read_text())
-    _judge(part, folder, history, status, watch, rivals)
-    part.figures["skipped"] = skipped
+    _judge(part, folder, history, status, watch)
     return part
 
 
@@ -143,9 +137,7 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _judge(
-    part: Part, folder: Path, history: list[dict[str, Any]], status: dict[str, Any], watch: _Watch, rivals: bool
-) -> None:
+def _judge(part: Part, folder: Path, history: list[dict[str, Any]], status: dict[str, Any], watch: _Watch) -> None:
     """Note figures and promises."""
     ends = [0.0, *(record["wall_time"] for record in history)]
     seconds = [end - begun for begun, end in itertools.pairwise(ends)]
@@ -166,20 +158,12 @@ def _judge(
         Promise("MB of the server at its peak", watch.server / 2**20, "<=", SERVER_MEMORY / 2**20),
         Promise("numbers that differ from a run without the attackers", _differences(folder), "==", 0),
     ]
-    if rivals:
-        refused = any(re.search("refused, node config partition-id = 0 belongs to", event) for event in events)
-        part.promises.append(Promise("the second node with partition 0 was refused", refused, "==", 1))
+    refused = any(re.search("refused, node config partition-id = 0 belongs to", event) for event in events)
+    part.promises.append(Promise("the second node with partition 0 was refused", refused, "==", 1))
 
 
 def _differ(found: dict[int, set[int]], expected: dict[int, set[int]]) -> int:
     return sum(found.get(t) != clients for t, clients in expected.items())
-
-
-def _rivals_are_refused() -> bool:
-    """Return whether a node keeps its partition while it is connected."""
-    from fedagrac.flower import link
-
-    return hasattr(link, "CHALLENGE_SECONDS")
 
 
 def _write_data(folder: Path) -> None:

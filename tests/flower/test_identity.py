@@ -101,8 +101,8 @@ def test_each_partition_goes_to_the_node_that_holds_its_key(keys):
     link = greeted(config, Grid(config, {**strangers, **honest}))
     assert link.nodes == {0: 11, 1: 12}
     of = config["keys.1"], config["keys.0"]
-    assert f"node 8: reply dropped, its key is {of[0]}, partition 0 belongs to {of[1]}" in link.events
-    assert any(event.startswith("node 9: reply dropped, its key is") for event in link.events)
+    assert f"node 8: refused, its key is {of[0]}, partition 0 belongs to {of[1]}" in link.events
+    assert any(event.startswith("node 9: refused, its key is") for event in link.events)
     assert any(event.startswith("node 10:") and "node config key = None" in event for event in link.events)
 
 
@@ -208,4 +208,4 @@ def test_a_run_whose_clients_have_a_refused_modifier_ends_with_its_name(keys):
     config = {**config_of(keys), "wait_seconds": 0.1, "attempts": 1}
     grid = Grid(config, {11: (1, 0, keys / "node-0"), 12: (1, 1, keys / "node-1")}, mods=[secaggplus_mod])
     with pytest.raises(fg.errors.FedagracError, match=r"0 of clients = 2 connected .*mods = 'secaggplus_mod'"):
-        greeted(config, grid).wait_for(2, 0)
+        greeted(config, grid).wait_for([0, 1], 2, 0)

@@ -52,7 +52,7 @@ def greet(mods):
     return app(ask, Context(1, 2, {"partition-id": 0}, RecordDict(), config)).content["facts"]
 
 
-@pytest.mark.parametrize("mod", PROMISING, ids=str)
+@pytest.mark.parametrize("mod", PROMISING)
 def test_a_modifier_that_would_protect_nothing_is_refused_by_name(mod):
     kind = getattr(mod, "func", mod)
     name = getattr(kind, "__name__", type(kind).__name__)

@@ -204,7 +204,7 @@ def test_json_logs_hold_one_object_a_line_with_round_and_client(tmp_path, caplog
     assert all(list(line) == ["time", "level", "event", "round", "client", "message"] for line in lines)
     assert all(re.fullmatch(TIME, line["time"]) for line in lines)
     assert [(line["event"], line["round"]) for line in lines if line["event"] in ("round", "end")] == [
-        ("round", 1), ("round", 2), ("round", 3), ("end", 4)
+        ("round", 1), ("round", 2), ("round", 3), ("end", 3)
     ]  # fmt: skip
     (silent,) = [line for line in lines if line["event"] == "no_reply"]
     assert (silent["level"], silent["round"], silent["client"]) == ("warning", 2, 1)

@@ -32,7 +32,8 @@ KINDS = {
     "end": r"(finished|stopped|diverged): ",
     "failed": r"failed: ",
     "waiting": r"waiting for ",
-    "resumed": r"resumed after ",
+    "started": r"started without ",
+    "resumed": r"resumed (after|without) ",
     "repeated": r"fewer than min_clients",
     "connected": r"client \d+: (connected|moved to another node)",
     "left": r"client \d+: its node left",
@@ -40,11 +41,15 @@ KINDS = {
     "late": r"client \d+: late reply",
     "reconstructed": r"client \d+: missed the second exchange",
     "dropped": r"(client|node) \d+: (\w+ ){0,2}dropped, |client \d+ \(.*\): dropped, ",
+    "suspect": r"client \d+: .*; it counts, because there is no guard",
+    "excluded": r"client \d+: (no longer )?excluded",
+    "claimed": r"node \d+: claims client|client \d+: its node has become ",
+    "refused": r"node \d+: refused, ",
     "error": r"(client|node) \d+: ",
 }
 """The kinds of events, by how their words begin. The first that fits is the kind."""
 
-NO_FAULT = ("connected", "late", "reconstructed")
+NO_FAULT = ("connected", "late", "reconstructed", "suspect", "excluded", "claimed")
 """Events about a client that do not explain why it does not count in this round."""
 
 
@@ -54,6 +59,8 @@ def kind_of(event: str) -> str:
     Examples:
         >>> kind_of("client 3: its node left"), kind_of("client 3: ValueError"), kind_of("engine: serial")
         ('left', 'error', 'note')
+        >>> kind_of("node 8234: refused, its samples are 0"), kind_of("client 3: no longer excluded")
+        ('refused', 'excluded')
     """
     return next((kind for kind, words in KINDS.items() if re.match(words, event)), "note")
 

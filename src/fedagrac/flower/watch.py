@@ -65,7 +65,7 @@ class Watch(Callback):
     def on_round(self, run: Run, record: RoundRecord) -> None:
         """Update the metrics, and the round that the log names."""
         self.gauges.take_in(record, {} if run.replies is None else run.replies.contacts)
-        self._lines.round = record.round + 1
+        self._lines.round = min(record.round + 1, run.rounds)
 
     def on_end(self, run: Run, result: SimulationResult) -> None:
         """Note how the run ended."""
