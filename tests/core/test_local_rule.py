@@ -214,3 +214,13 @@ def test_a_schedule_of_the_step_size_is_followed_round_by_round():
 def test_wrong_settings_are_refused(make):
     with pytest.raises(fg.InputError):
         make()
+
+
+def test_an_algorithm_that_ignores_its_schedule_is_told_so():
+    class Plain(fg.FedAvg):
+        def plan(self, state, rows, cohort):
+            return Plan.of(cohort.steps, self.lr)
+
+    algorithm = Plain(lr=fg.schedule.Exponential(0.1, 0.9))
+    with pytest.raises(fg.InputError, match=r"Plan\.of lr = .*self\.lr_in\(cohort\)"):
+        fg.simulate(module(), federation(), algorithm, rounds=1, steps=fg.Constant(1), batch_size=None)

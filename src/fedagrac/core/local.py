@@ -267,6 +267,8 @@ class Result:
 
 def _for_each(name: str, values: Any, steps: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """Return one value for each member, [m], from such values or from a single one."""
+    if callable(values):
+        raise InputError(f"Plan.of {name}", values, "numbers: self.lr_in(cohort) is a schedule's value in a round")
     array = np.asarray(values)
     if array.shape not in ((), steps.shape):
         accepted = f"one value, or one for each of {len(steps)} clients"

@@ -87,7 +87,7 @@ class Buffers(NamedTuple):
         mask: the coordinates that lanes train, block by block.
         slots: the state of the local optimizer, block by block.
         points: where gradients are taken; None for the models.
-        numbers: the numbers of the local optimizer for each step, [steps, n].
+        numbers: the numbers of the local optimizer for each step, [steps, n]; None if it has none.
     """
 
     X: list[Tensor]
@@ -106,7 +106,7 @@ class Buffers(NamedTuple):
     mask: list[Tensor] | None
     slots: list[list[Tensor]]
     points: Points | None
-    numbers: Tensor
+    numbers: Tensor | None
 
 
 class FixedLanes:
@@ -138,7 +138,7 @@ class FixedLanes:
             mask=None if plan.mask is None else self._blocks(W, x),
             slots=[self._blocks(W, x) for _ in range(plan.local.slots)],
             points=self._points(plan, W, x),
-            numbers=torch.ones((TABLE_STEPS, len(plan.local.numbers(0))), dtype=dtype, device=device),
+            numbers=self._numbers(x),
         )
         self.compiled = compiled
         self.unroll = _unroll(wave, workload) if compiled else 1
@@ -150,6 +150,11 @@ class FixedLanes:
         """Return zeros in one block [lanes, ...] for each parameter."""
         views = self._model.views(x.reshape(-1, x.shape[-1])[0]).values()
         return [torch.zeros((lanes, *view.shape), dtype=x.dtype, device=x.device) for view in views]
+
+    def _numbers(self, x: Tensor) -> Tensor | None:
+        """Return a table of the local optimizer's numbers; None if it has none."""
+        columns = len(self._local.numbers(0))
+        return torch.ones((TABLE_STEPS, columns), dtype=x.dtype, device=x.device) if columns else None
 
     def _points(self, plan: Plan, lanes: int, x: Tensor) -> Points | None:
         """Return room for the points at which gradients are taken; None if they are taken at the models."""
@@ -252,8 +257,9 @@ class FixedLanes:
         in_first = (begin + np.arange(T))[:, None] < n_first
         rates = np.stack([active * plan.lr[wave.rows], active, in_first / np.maximum(n_first, 1)], axis=-1)
         b.rates[:T] = torch.as_tensor(rates, dtype=b.rates.dtype)
-        numbers = [plan.local.numbers(k) for k in range(begin, begin + T)]
-        b.numbers[:T] = torch.as_tensor(numbers, dtype=b.numbers.dtype).reshape(T, -1)
+        if b.numbers is not None:
+            numbers = [plan.local.numbers(k) for k in range(begin, begin + T)]
+            b.numbers[:T] = torch.as_tensor(numbers, dtype=b.numbers.dtype)
         b.rates[T : T + self.unroll] = 0  # for the steps of a call after the last one
         b.counter.zero_()
 
@@ -290,7 +296,7 @@ class FixedLanes:
         for name, rows in (b.moving or {}).items():  # finished lanes keep the buffers with which they ended
             rows[:width] = torch.where(per_lane(runs, rows) > 0, moved[name], rows[:width])
         gradients = self._clipped(gradients, b, width)
-        numbers = b.numbers.index_select(0, b.counter)[0].unbind(0)
+        numbers = () if b.numbers is None else b.numbers.index_select(0, b.counter)[0].unbind(0)
         for i, g in enumerate(gradients):
             X = b.X[i][:width]
             if b.total is not None:

@@ -1,0 +1,131 @@
+"""Time local optimizers against plain steps, and check every part of the local rule on the device.
+
+    PYTHONPATH=src:tests python benchmarks/local_steps.py [--device cuda] [--models cnn alexnet] [--lanes 20]
+
+First compares lanes on the device (recorded as graphs on a GPU) with serial on the CPU in float64, for every part
+of the rule. Then prints the time of a client-step of each local optimizer and its ratio to plain steps, measured
+in turn in the same process. Exits with 1 if a difference exceeds 1e-10.
+"""
+
+import argparse
+import dataclasses
+import sys
+import time
+
+import numpy as np
+import torch
+
+import fedagrac as fg
+from fedagrac.core.local import Plan
+from fedagrac.engines import LanesEngine, SerialEngine
+from fedagrac.engines.precision import tf32
+from fedagrac.models import VectorModel
+from fedagrac.rounds.setup import Setup
+
+OPTIMIZERS = {
+    "plain": fg.SGD(),
+    "clip": fg.SGD(clip=10.0),
+    "momentum": fg.SGD(momentum=0.9),
+    "adam": fg.Adam(),
+    "adamw": fg.AdamW(),
+}
+STEPS = np.array([3, 7, 5])
+
+
+def small(device):
+    """Return a small problem in float64."""
+    generator = torch.Generator().manual_seed(3)
+    clients = [
+        (torch.randn(9 + i, 4, generator=generator, dtype=torch.float64), torch.arange(9 + i) % 3)
+        for i in range(3)
+    ]
+    torch.manual_seed(5)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
+    setup = Setup.of(rounds=1, batch_size=None, weight_decay=0.1, steps=fg.Constant(1))
+    return setup.workload(VectorModel(module, device), fg.Federation.from_arrays(clients))
+
+
+def plans(d):
+    """Yield plans with every part of the rule, by name."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rows():
+        return 0.3 * torch.randn(3, d, generator=generator, dtype=torch.float64)
+
+    base = Plan.of(STEPS, 0.05, correction=rows(), mu=0.4, first_steps=[2, 0, 5], mean=True)
+    mask = (torch.rand(3, d, generator=generator) < 0.7).double()
+    for name, local in OPTIMIZERS.items():
+        parts = dataclasses.replace(base, local=local, start=rows(), mask=mask, beside=rows(), scale=1 + rows())
+        yield f"{name}, start, mask, beside, scale", parts
+    yield "ascent", dataclasses.replace(base, ascent=np.array([0.0, 0.1, 0.5]))
+    yield "anchored", dataclasses.replace(base, anchored=True)
+
+
+def on(plan, device):
+    """Return a plan whose vectors are on a device."""
+    names = ("correction", "start", "mask", "beside", "scale")
+    moved = {n: getattr(plan, n).to(device) for n in names if getattr(plan, n) is not None}
+    return dataclasses.replace(plan, **moved)
+
+
+def check(device):
+    """Compare lanes on the device with serial on the CPU; return the largest difference."""
+    cpu, gpu = small("cpu"), small(device)
+    x = cpu.model.initial()
+    worst = 0.0
+    for name, plan in plans(len(x)):
+        theirs = SerialEngine(cpu).run(plan, x, np.arange(3), 0)
+        ours = LanesEngine(gpu, fixed=True).run(on(plan, device), x.to(device), np.arange(3), 0)
+        pairs = ((ours.models, theirs.models), (ours.first, theirs.first), (ours.total, theirs.total))
+        apart = max(float((a.cpu() - b).abs().max()) for a, b in pairs)
+        worst = max(worst, apart)
+        print(f"{name}: {apart:.1e}", flush=True)
+    return worst
+
+
+SHAPES = {"cnn": (1, 28, 28), "alexnet": (3, 32, 32)}
+
+
+def speed(name, device, lanes, steps):
+    """Print microseconds per client-step of each optimizer, measured in turn."""
+    generator = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(50, *SHAPES[name], generator=generator), torch.arange(50) % 10) for _ in range(lanes)]
+    setup = Setup.of(rounds=1, batch_size=25 if name == "cnn" else 20, steps=fg.Constant(1))
+    workload = setup.workload(VectorModel(fg.models.build(name), device), fg.Federation.from_arrays(clients))
+    engines = {kind: LanesEngine(workload) for kind in OPTIMIZERS}
+    x, best = workload.model.initial(), dict.fromkeys(OPTIMIZERS, float("inf"))
+    correction = torch.zeros((lanes, len(x)), device=x.device)
+    for repeat in range(4):
+        for kind, local in OPTIMIZERS.items():
+            plan = Plan.of(np.full(lanes, steps), 1e-4, correction=correction, mean=kind != "plain", local=local)
+            plan = dataclasses.replace(plan, mean=False)
+            begun = time.perf_counter()
+            engines[kind].run(plan, x, np.arange(lanes), 0)
+            if x.is_cuda:
+                torch.cuda.synchronize()
+            if repeat:
+                best[kind] = min(best[kind], time.perf_counter() - begun)
+    for kind, seconds in best.items():
+        each = 1e6 * seconds / (lanes * steps)
+        print(
+            f"{name}, {lanes} lanes, {kind}: {each:.1f} us per client-step, {seconds / best['plain']:.2f} x plain"
+        )
+
+
+def main():
+    """Check and time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--models", nargs="*", default=["cnn", "alexnet"])
+    parser.add_argument("--lanes", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=50)
+    chosen = parser.parse_args()
+    worst = check(chosen.device)
+    for name in chosen.models:
+        with tf32(chosen.device == "cuda"):
+            speed(name, chosen.device, chosen.lanes, chosen.steps)
+    return 1 if worst > 1e-10 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
