@@ -21,6 +21,7 @@ from fedagrac.data import locating, sources
 from fedagrac.errors import InputError
 from fedagrac.experiments.schema import Experiment
 from fedagrac.files import read_bounded
+from fedagrac.flower.operating import read_exclusions
 from fedagrac.imports import Imports
 from fedagrac.parsing import printable
 from fedagrac.report import read_run, render_page
@@ -262,12 +263,23 @@ def test_a_long_label_in_a_received_run_is_refused_by_name(tmp_path, capsys):
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.parametrize("name", [name for name in LARGEST if name != "sweep.json"])
+OTHERS = ("sweep.json", "exclude.json")
+"""Files that are not read with a run: of a sweep, and of a server that runs."""
+
+
+@pytest.mark.parametrize("name", [name for name in LARGEST if name not in OTHERS])
 def test_a_file_of_a_run_that_is_too_large_is_not_read(name, tmp_path, capsys):
     run = write_run(tmp_path / "run", [record(1, 0.5)])
     sparse(run / name)
-    code, _, err = command("report", "run", capsys=capsys)
+    words = ("flower", "status") if name == "failure.json" else ("report",)
+    code, _, err = command(*words, "run", capsys=capsys)
     assert (code, name in err, "at most" in err) == (2, True, True), err
+
+
+def test_a_list_of_excluded_clients_that_is_too_large_is_not_read(tmp_path):
+    sparse(tmp_path / "exclude.json")
+    with pytest.raises(fg.InputError, match="214,748,364,800 bytes"):
+        read_exclusions(tmp_path / "exclude.json", 3)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
