@@ -25,7 +25,7 @@ hypothesis.settings.load_profile("default")
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Return one process more than there are cores, because tests of federations spend most of their time waiting."""
+    """Return one process more than there are cores, because tests of federations mostly wait."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
 
 
