@@ -51,7 +51,8 @@ def test_a_round_leaves_its_record_in_memory_and_nothing_else(tmp_path):
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True
     )
     (before, tensors, files), (after, tensors_after, files_after) = json.loads(done.stdout)
-    assert (after - before) / (ROUNDS - 1 - ROUNDS // 3) < 700  # bytes a round: a record takes 470
+    # bytes a round: a record takes 510, of which 40 are the five fields that only live fleets fill
+    assert (after - before) / (ROUNDS - 1 - ROUNDS // 3) < 740
     assert tensors_after == tensors
     assert files_after == files
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == ROUNDS
