@@ -24,11 +24,6 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("default")
 
 
-def pytest_xdist_auto_num_workers(config):
-    """Return one process more than there are cores, because tests of federations mostly wait."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
-
-
 @pytest.fixture(autouse=True)
 def _measurements_of_this_test(tmp_path, monkeypatch):
     """Keep the measurements of engines in the folder of the test that makes them."""

@@ -190,6 +190,8 @@ class _Meeting(threading.Thread):
         missing: the ranks that had not come in time.
         error: what ended the meeting, or None.
         is_called_off: whether the main thread no longer waits.
+        over: set when the thread has left torch. A `Thread.join` that a signal interrupts takes the thread for
+            ended (CPython 3.11), so the main thread waits for this instead.
     """
 
     def __init__(self, launch: Launch, deadline: float) -> None:
@@ -199,6 +201,7 @@ class _Meeting(threading.Thread):
         self.missing: list[int] = []
         self.error: Exception | None = None
         self.is_called_off = False
+        self.over = threading.Event()
 
     def run(self) -> None:
         """Meet the others, and keep the error if that fails."""
@@ -206,6 +209,8 @@ class _Meeting(threading.Thread):
             self._meet()
         except Exception as error:  # the main thread reports it
             self.error = error
+        finally:
+            self.over.set()
 
     @property
     def late(self) -> bool:
@@ -257,8 +262,8 @@ def _join(launch: Launch, seconds: float) -> None:
     meeting.start()
     said = launch.rank > 0
     try:
-        while meeting.is_alive() and time.monotonic() < meeting.deadline + CONNECT_SECONDS + 1:
-            meeting.join(POLL_SECONDS)
+        while not meeting.over.is_set() and time.monotonic() < meeting.deadline + CONNECT_SECONDS + 1:
+            meeting.over.wait(POLL_SECONDS)
             if not said and time.monotonic() > start + SLOW_SECONDS:
                 missing, said = launch.size - max(meeting.arrived, 1), True
                 log.info(
@@ -266,11 +271,11 @@ def _join(launch: Launch, seconds: float) -> None:
                 )
     finally:
         meeting.is_called_off = True
-        meeting.join(CONNECT_SECONDS + 1)  # a thread inside torch must not outlive the interpreter
+        meeting.over.wait(CONNECT_SECONDS + 1)  # a thread inside torch must not outlive the interpreter
     if "EADDRINUSE" in str(meeting.error):
         accepted = "a free port: another program uses this one; set MASTER_PORT to another for all processes"
         raise InputError("MASTER_PORT", launch.port, accepted)
-    if meeting.is_alive() or not distributed.is_initialized():
+    if not meeting.over.is_set() or not distributed.is_initialized():
         raise MissingRankError(_missing(launch, meeting, seconds))
 
 
