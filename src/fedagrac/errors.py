@@ -109,6 +109,15 @@ def non_negative(field: str, value: Any) -> float:
     return number
 
 
+def share(field: str, value: Any) -> float:
+    """Check for a number in [0, 1), such as a momentum. Return it."""
+    accepted = "a number from 0 to below 1"
+    number = _number(field, value, accepted)
+    if not 0 <= number < 1:
+        raise InputError(field, value, accepted)
+    return number
+
+
 def fraction(field: str, value: Any) -> float:
     """Check for a number in (0, 1]. Return it."""
     accepted = "a fraction in (0, 1]: 0.68, not 68"

@@ -6,6 +6,8 @@ import torch
 
 import fedagrac as fg
 import numpy_rivals as reference
+from fedagrac.core.cohort import Cohort
+from fedagrac.core.local import Plan, Result
 from quadratics import SIZES, K, Trace, quadratics
 
 ETA = 0.02
@@ -94,6 +96,24 @@ def test_without_momentum_fedavgm_is_the_algorithm_inside():
 def test_fedcm_with_gradients_alone_is_fednova():
     apart = np.abs(path_of(fg.FedCM(lr=ETA, alpha=1.0)) - path_of(fg.FedNova(lr=ETA))).max()
     assert apart <= 1e-13
+
+
+def test_under_a_robust_rule_fedcm_compares_directions_as_fednova_does():
+    """D_i grow with K_i, so their median would be that of a fast client, and not of a direction."""
+    both = (fg.FedCM(lr=ETA, alpha=1.0), fg.FedNova(lr=ETA))
+    cm, nova = (path_of(algorithm, aggregate=fg.Median()) for algorithm in both)
+    assert np.abs(cm - nova).max() <= 1e-13
+    assert np.abs(cm - path_of(fg.FedCM(lr=ETA, alpha=1.0))).max() > 1e-3
+
+
+def test_under_a_robust_rule_one_long_update_does_not_set_the_server_step_of_fedexp():
+    """Three clients send D_i = 1 and one sends 1e6: the median of |D_i|^2 is 1, so eta_g = 1 and x moves by 1."""
+    ones = np.ones(4, np.int64)
+    cohort = Cohort(0, np.arange(4), ones, [1] * 4, ones / 4, ones, True, None, aggregate=fg.Median())
+    models = -torch.tensor([[1.0], [1.0], [1.0], [1e6]], dtype=torch.float64)
+    state, result = {"x": torch.zeros(1, dtype=torch.float64)}, Result(models, torch.zeros(4))
+    after, _ = fg.FedExP(lr=0.1).aggregate(state, {}, cohort, Plan.of(ones, 0.1), result)
+    assert float(after["x"]) == -1.0
 
 
 def test_a_server_optimizer_goes_around_fedagrac_and_keeps_its_orientation():

@@ -38,6 +38,7 @@ __all__ = [
     "reference_orientation",
     "start_orientation",
     "starting_rows",
+    "zero_rows",
 ]
 
 State = Mapping[str, "Tensor"]
@@ -209,7 +210,12 @@ def starting_rows(state: State, cohort: Cohort) -> Tensor:
     """Return nu_i of clients that take part for the first time: their gradient at x_1, or zeros, [m, d]."""
     if "x1" in state:
         return cohort.starting_gradients(state["x1"])
-    return torch.zeros((len(cohort), len(state["x"])), dtype=state["x"].dtype, device=state["x"].device)
+    return zero_rows(state, cohort)
+
+
+def zero_rows(state: State, cohort: Cohort) -> Tensor:
+    """Return a row of zeros like x for each member, [m, d]."""
+    return state["x"].new_zeros((len(cohort), len(state["x"])))
 
 
 def reference_orientation(nu: Tensor, sent_before: Tensor, sent: Tensor, cohort: Cohort) -> Tensor:

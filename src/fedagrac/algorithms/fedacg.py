@@ -15,7 +15,7 @@ import torch
 
 from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits, average
 from fedagrac.core.local import Plan, Result
-from fedagrac.errors import InputError, non_negative
+from fedagrac.errors import non_negative, share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,8 +55,7 @@ class FedACG(Algorithm):
 
     def check(self) -> None:
         """Check every setting."""
-        if non_negative("momentum", self.momentum) >= 1:
-            raise InputError("momentum", self.momentum, "a number from 0 to below 1")
+        share("momentum", self.momentum)
         non_negative("beta", self.beta)
 
     def start(self, x: Tensor, population: Population) -> State:
@@ -78,7 +77,7 @@ class FedACG(Algorithm):
         """Return m <- lambda m + sum_i omega_i (x_i - z) and x <- x + m."""
         if not self.momentum:
             return {"x": average(cohort, result), "m": state["m"]}, {}
-        z = state["x"] + self.momentum * state["m"]
+        z = plan.origin(state["x"])
         m = self.momentum * state["m"] + average(cohort, result) - z
         return {"x": state["x"] + m, "m": m}, {}
 

@@ -17,7 +17,7 @@ import torch
 
 from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits
 from fedagrac.core.local import Plan, Result
-from fedagrac.errors import InputError, positive
+from fedagrac.errors import fraction, positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,8 +59,7 @@ class FedCM(Algorithm):
 
     def check(self) -> None:
         """Check every setting."""
-        if positive("alpha", self.alpha) > 1:
-            raise InputError("alpha", self.alpha, "a number above 0 and at most 1")
+        fraction("alpha", self.alpha)
         positive("server_lr", self.server_lr)
 
     def start(self, x: Tensor, population: Population) -> State:
@@ -82,8 +81,8 @@ class FedCM(Algorithm):
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
         """Return x = x~ - eta_g Delta, and Delta."""
-        eta = self.lr_in(cohort)
-        delta = cohort.sum(cohort.weights / (eta * plan.steps), state["x"] - result.models)
+        eta, D = self.lr_in(cohort), state["x"] - result.models
+        delta = cohort.sum(cohort.weights / (eta * plan.steps), D, scale=plan.steps)
         return {"x": state["x"] - self.server_lr * eta * cohort.mean_steps * delta, "delta": delta}, {}
 
     def cost(self, cohort: Cohort) -> Cost:

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits, average, reference_orientation
+from fedagrac.algorithms.base import (
+    Algorithm,
+    Cost,
+    Rows,
+    State,
+    Traits,
+    average,
+    reference_orientation,
+    zero_rows,
+)
 from fedagrac.core.local import Plan, Result
 from fedagrac.errors import positive
 
@@ -67,7 +76,7 @@ class FedDyn(Algorithm):
 
     def enter(self, state: State, cohort: Cohort) -> Rows:
         """Return h_i = 0."""
-        return {"h": state["x"].new_zeros((len(cohort), len(state["x"])))}
+        return {"h": zero_rows(state, cohort)}
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
         """Return a plan with c_i = -h_i, mu = alpha, eta_i = eta."""

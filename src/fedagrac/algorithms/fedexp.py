@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from fedagrac.algorithms.base import Cost, Rows, State, Stateless, average
 from fedagrac.core.local import Plan, Result
 from fedagrac.errors import non_negative
@@ -56,8 +54,7 @@ class FedExP(Stateless):
     ) -> tuple[State, Rows]:
         """Return x = x~ - eta_g Dbar."""
         D = state["x"] - result.models
-        weights = torch.as_tensor(cohort.weights, device=D.device)
-        spread = cohort.total(weights @ D.double().square().sum(1))
+        spread = cohort.sum(cohort.weights, D.double().square().sum(1, keepdim=True))
         mean = cohort.sum(cohort.weights, D)
         eta_g = float(spread / (2 * (mean.double().square().sum() + self.eps)))
         if not eta_g > 1:

@@ -22,7 +22,7 @@ import torch
 
 from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits
 from fedagrac.algorithms.fedavg import FedAvg
-from fedagrac.errors import InputError, non_negative, positive
+from fedagrac.errors import InputError, positive, share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -143,8 +143,7 @@ class FedAvgM(ServerOptimizer):
     def check(self) -> None:
         """Check every setting."""
         super().check()
-        if non_negative("momentum", self.momentum) >= 1:
-            raise InputError("momentum", self.momentum, "a number from 0 to below 1")
+        share("momentum", self.momentum)
 
     def first(self, x: Tensor) -> State:
         """Return a momentum of zero."""
@@ -187,8 +186,7 @@ class FedAdam(ServerOptimizer):
         """Check every setting."""
         super().check()
         for setting in ("beta1", "beta2"):
-            if non_negative(setting, getattr(self, setting)) >= 1:
-                raise InputError(setting, getattr(self, setting), "a number from 0 to below 1")
+            share(setting, getattr(self, setting))
         positive("tau", self.tau)
 
     def first(self, x: Tensor) -> State:

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits, average, reference_orientation
+from fedagrac.algorithms.base import (
+    Algorithm,
+    Cost,
+    Rows,
+    State,
+    Traits,
+    average,
+    reference_orientation,
+    zero_rows,
+)
 from fedagrac.core.local import Plan, Result
 from fedagrac.errors import positive
 
@@ -64,7 +73,7 @@ class FedVARP(Algorithm):
 
     def enter(self, state: State, cohort: Cohort) -> Rows:
         """Return y_i = 0."""
-        return {"y": state["x"].new_zeros((len(cohort), len(state["x"])))}
+        return {"y": zero_rows(state, cohort)}
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
         """Return a plan with c_i = 0, mu = 0, eta_i = eta."""

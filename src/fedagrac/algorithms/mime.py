@@ -18,7 +18,7 @@ import torch
 
 from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits, average
 from fedagrac.core.local import Plan, Result
-from fedagrac.errors import InputError, non_negative
+from fedagrac.errors import InputError, share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,8 +58,7 @@ class MimeLite(Algorithm):
 
     def check(self) -> None:
         """Check that the momentum is a share."""
-        if non_negative("momentum", self.momentum) >= 1:
-            raise InputError("momentum", self.momentum, "a number from 0 to below 1")
+        share("momentum", self.momentum)
 
     def start(self, x: Tensor, population: Population) -> State:
         """Return x and m = 0."""

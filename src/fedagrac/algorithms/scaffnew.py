@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits, average
+from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits, average, zero_rows
 from fedagrac.core.local import Plan, Result
-from fedagrac.errors import InputError, positive
+from fedagrac.errors import fraction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,8 +54,7 @@ class Scaffnew(Algorithm):
 
     def check(self) -> None:
         """Check that p is a probability."""
-        if positive("p", self.p) > 1:
-            raise InputError("p", self.p, "a number above 0 and at most 1")
+        fraction("p", self.p)
 
     def start(self, x: Tensor, population: Population) -> State:
         """Return the model alone."""
@@ -63,7 +62,7 @@ class Scaffnew(Algorithm):
 
     def enter(self, state: State, cohort: Cohort) -> Rows:
         """Return h_i = 0."""
-        return {"h": state["x"].new_zeros((len(cohort), len(state["x"])))}
+        return {"h": zero_rows(state, cohort)}
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
         """Return a plan with c_i = -h_i, mu = 0, eta_i = eta."""

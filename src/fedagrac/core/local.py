@@ -171,6 +171,10 @@ class Plan:
             scale=None if self.scale is None else self.scale[index],
         )
 
+    def origin(self, x: Tensor) -> Tensor:
+        """Return x~ of the rule, given the server's model: what members receive."""
+        return x if self.broadcast is None else self.broadcast
+
     @property
     def simple(self) -> bool:
         """Whether the rule has no start, mask, scale or point beside x."""
@@ -348,5 +352,5 @@ def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:
     if result.total is not None:
         return result.total / torch.as_tensor(plan.steps, dtype=models.dtype, device=models.device)[:, None]
     eta_K = torch.as_tensor(plan.lr * plan.steps, dtype=models.dtype, device=models.device)[:, None]
-    mean = ((x if plan.broadcast is None else plan.broadcast) - models) / eta_K
+    mean = (plan.origin(x) - models) / eta_K
     return mean if plan.correction is None else mean - plan.correction

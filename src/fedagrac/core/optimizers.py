@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedagrac.errors import InputError, flag, non_negative, positive
+from fedagrac.errors import InputError, flag, non_negative, positive, share
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -89,12 +89,6 @@ class LocalOptimizer(ABC):
         raise InputError("local", self, "SGD: with this optimizer the displacement is not a sum of gradients")
 
 
-def _share(field: str, value: Any) -> None:
-    """Check a number from 0 to below 1."""
-    if non_negative(field, value) >= 1:
-        raise InputError(field, value, "a number from 0 to below 1")
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SGD(LocalOptimizer):
     """Plain steps, or steps with momentum: b <- momentum b + g; U = b, or g + momentum b with Nesterov's.
@@ -115,7 +109,7 @@ class SGD(LocalOptimizer):
 
     def check(self) -> None:
         """Check momentum and nesterov."""
-        _share("momentum", self.momentum)
+        share("momentum", self.momentum)
         if flag("nesterov", self.nesterov) and not self.momentum:
             raise InputError("nesterov", self.nesterov, "false, or a momentum above 0")
 
@@ -173,7 +167,7 @@ class Adam(LocalOptimizer):
         if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
             raise InputError("betas", self.betas, "two numbers from 0 to below 1, such as (0.9, 0.999)")
         for i, beta in enumerate(self.betas):
-            _share(f"betas[{i}]", beta)
+            share(f"betas[{i}]", beta)
         object.__setattr__(self, "betas", tuple(self.betas))
         positive("eps", self.eps)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from fedagrac.core.optimizers import LocalOptimizer
     from fedagrac.engines.workload import Workload
 
 __all__ = ["SerialEngine", "seed_dropout", "training"]
@@ -75,7 +76,7 @@ class SerialEngine:
                 x_i, center = models[i], x if x.ndim == 1 else x[i]
                 slots = [torch.zeros_like(x_i) for _ in range(plan.local.slots)]
                 running = torch.zeros((), dtype=torch.float64, device=x.device)
-                point = Point.of(plan, i, x_i, center)
+                descent, point = Descent.of(plan, i, center), Point.of(plan, i, x_i, center)
                 w.model.bind(x_i if point is None else point.y)
                 if plan.buffers is not None:
                     w.model.buffers.put(plan.buffers[i])
@@ -86,12 +87,12 @@ class SerialEngine:
                     batch = w.load(samples, shifts, generators=generators)
                     value, g = self._gradient(x_i, *batch) if point is None else self._beside(point, x_i, *batch)
                     running += value
-                    g = _trained(plan, i, g)
+                    g = descent.trained(g)
                     if first is not None and k < n_first:
                         first[i] += g / n_first
                     if total is not None:
                         total[i] += g
-                    _descend(plan, i, x_i, center, g, slots, k)
+                    descent.step(x_i, g, slots, k)
                     if over is not None and over(k + 1):
                         done[i] = K = k + 1
                         break
@@ -188,25 +189,49 @@ class SerialEngine:
         return loss.detach(), g
 
 
-def _trained(plan: Plan, row: int, g: Tensor) -> Tensor:
-    """Return the gradient of the coordinates that a member trains, shortened to the largest norm."""
-    if plan.mask is not None:
-        g = g * plan.mask[row]
-    if plan.local.clip is not None:
-        g = g * clip_factors(g.square().sum(), plan.local.clip)
-    return g
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """The part of the local rule that follows a gradient, for one member.
 
+    Attributes:
+        local: U and its clipping.
+        eta: the step size.
+        mu: the proximal coefficient.
+        center: x~, the center of the proximal term.
+        correction: c_i; None for no correction.
+        mask: m_i; None if all coordinates train.
+    """
 
-def _descend(plan: Plan, row: int, x: Tensor, center: Tensor, g: Tensor, slots: list[Tensor], k: int) -> None:
-    """Make a member's step k along its gradient g, which is changed. `center` is x~ of the proximal term."""
-    mu = float(plan.mu[row])
-    eta = min(float(plan.lr[row]), torch.finfo(x.dtype).max)  # torch refuses a factor beyond its type
-    if plan.correction is not None:
-        g += plan.correction[row]
-    if mu:
-        g += mu * (x - center)
-    u = plan.local.direction(g, x, slots, plan.local.numbers(k))
-    x.sub_(u if plan.mask is None else u * plan.mask[row], alpha=eta)
+    local: LocalOptimizer
+    eta: float
+    mu: float
+    center: Tensor
+    correction: Tensor | None
+    mask: Tensor | None
+
+    @classmethod
+    def of(cls, plan: Plan, row: int, center: Tensor) -> Descent:
+        """Return the descent of one member of a plan."""
+        eta = min(float(plan.lr[row]), torch.finfo(center.dtype).max)  # torch refuses a factor beyond its type
+        correction, mask = (None if rows is None else rows[row] for rows in (plan.correction, plan.mask))
+        return cls(plan.local, eta, float(plan.mu[row]), center, correction, mask)
+
+    def trained(self, g: Tensor) -> Tensor:
+        """Return the gradient of the coordinates that the member trains, shortened to the largest norm."""
+        if self.mask is not None:
+            g = g * self.mask
+        if self.local.clip is not None:
+            g = g * clip_factors(g.square().sum(), self.local.clip)
+        return g
+
+    def step(self, x: Tensor, g: Tensor, slots: list[Tensor], k: int) -> None:
+        """Make step k of x along the gradient g, which is changed."""
+        if self.correction is not None:
+            g += self.correction
+        if self.mu:
+            g += self.mu * (x - self.center)
+        u = self.local.direction(g, x, slots, self.local.numbers(k))
+        x.sub_(u if self.mask is None else u * self.mask, alpha=self.eta)
 
 
 @dataclass(frozen=True, eq=False)

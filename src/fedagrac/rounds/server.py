@@ -130,7 +130,7 @@ class Server:
         check_plan(f"{type(self.algorithm).__name__}.plan", plan, cohort, len(self.x))
         if self.buffers is not None:
             plan = replace(plan, buffers=self.buffers.expand(len(cohort), -1) if own is None else own)
-        return Order(self.x if plan.broadcast is None else plan.broadcast, whole, cohort, rows, plan)
+        return Order(plan.origin(self.x), whole, cohort, rows, plan)
 
     def buffers_of(self, clients: npt.NDArray[np.int64], round: int) -> Tensor | None:
         """Return the moving buffers with which clients begin a round, [m, q]; None if there are none."""
