@@ -100,16 +100,19 @@ class HeteroFL(Stateless):
         return torch.cat([inside.held(parameter, width).reshape(-1) for parameter in layout.parameters])
 
     def masks(self, cohort: Cohort, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return m_i and the factors of the scaler for each member, [m, d]; None if all members hold all."""
+        """Return m_i and the factors of the scaler for each member, [m, d]; None if all clients hold all.
+
+        Processes that share a simulation decide alike, whichever members they run.
+        """
         layout = _layout(cohort.layout, len(x))
         widths = [self.levels[int(client) % len(self.levels)] for client in cohort.clients]
-        held = {width: self.held(layout, width) for width in set(widths)}
+        held = {width: self.held(layout, width) for width in set(self.levels)}
         scores = self._scores(cohort, layout)
         if scores is None and all(bool(rows.all()) for rows in held.values()):
             return None
-        mask = torch.stack([held[width] for width in widths])
-        if scores is not None:
-            mask &= scores
+        mask = torch.ones((len(cohort), len(x)), dtype=torch.bool) if scores is None else scores
+        for row, width in enumerate(widths):
+            mask[row] &= held[width]
         factors = torch.ones(mask.shape, dtype=x.dtype)
         for parameter, span in layout.spans():
             if self.scaler and _Hidden.of(layout).scales(parameter):
@@ -117,7 +120,7 @@ class HeteroFL(Stateless):
         return mask.to(x.device, x.dtype), factors.to(x.device)
 
     def _scores(self, cohort: Cohort, layout: Layout) -> Tensor | None:
-        """Return which coordinates do not make scores of absent classes, [m, d]; None if no class is absent."""
+        """Return which coordinates do not make scores of absent classes, [m, d]; None if targets have none."""
         labels = None if cohort.labels is None or not self.masked_loss else cohort.labels(cohort.clients)
         last = _Hidden.of(layout).last
         classes = next((p.shape[0] for p in layout.parameters if p.layer == last), 1)
@@ -125,8 +128,6 @@ class HeteroFL(Stateless):
             return None
         held = torch.zeros((len(cohort), classes), dtype=torch.bool)
         held[:, : labels.shape[1]] = torch.from_numpy(labels)
-        if bool(held.all()):
-            return None
         kept = torch.ones((len(cohort), layout.size), dtype=torch.bool)
         for parameter, span in layout.spans():
             if parameter.layer == last:
