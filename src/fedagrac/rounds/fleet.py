@@ -213,13 +213,13 @@ class Simulated:
         The model may be any nn.Module. Its weights are x_1, and it is not changed.
         """
         M = federation.num_clients
-        setup.steps.check(M, setup.rounds)
+        setup.schedule.check(M, setup.rounds)
         if setup.aggregate is not None:
             setup.aggregate.check_cohort(M if setup.cohorts is None else setup.cohorts.number(M))
         vector_model = VectorModel(model, setup.torch_device(), setup.dtype)
         workload = setup.workload(vector_model, federation)
         try_evaluation(workload, setup.metrics or {})
-        steps, clock = setup.steps, setup.clock
+        steps, clock = setup.schedule, setup.clock
         if isinstance(steps, Devices) and steps.needs_flops:
             steps = steps.with_flops(workload.step_flops())
         if isinstance(steps, Epochs):
