@@ -12,7 +12,7 @@ from command_line import command
 from fedagrac.errors import InputError
 from fedagrac.experiments.build import build_steps
 from fedagrac.experiments.overrides import apply_settings
-from fedagrac.experiments.run import prepare, run_experiment
+from fedagrac.experiments.run import check_same, prepare, run_experiment
 from fedagrac.experiments.schema import Experiment
 from fedagrac.flower.settings import Settings
 from fedagrac.imports import Imports
@@ -69,29 +69,26 @@ def vector(folder):
 
 
 @pytest.mark.parametrize("steps", [COUNTS, "k.csv", {"kind": "trace", "path": "k.csv"}])
-def test_a_trace_is_the_explicit_table_of_its_counts(steps, here, capsys):
-    """What a run stores does not depend on the file, which may change or vanish."""
-    file = written(here, steps)
-    assert Experiment.load(file).resolved() == Experiment.of(TABLE).resolved()
+def test_a_trace_is_the_explicit_table_of_its_counts(steps, here):
+    assert Experiment.load(written(here, steps)).resolved() == Experiment.of(TABLE).resolved()
+
+
+def test_what_a_run_stores_of_a_trace_does_not_depend_on_the_file(here, capsys):
+    file = written(here, {"kind": "trace", "path": "k.csv"})
     code, _, err = command("run", str(file), "--out", "mine", capsys=capsys)
     assert code == 0, err
-    stored = tomllib.loads(Path("mine/experiment.toml").read_text())
-    assert stored["steps"] == TABLE["steps"]
-    assert tomllib.loads(Path("mine/fedagrac/experiment.toml").read_text())["steps"] == TABLE["steps"]
+    for folder in ("mine", "mine/fedagrac"):
+        assert tomllib.loads(Path(folder, "experiment.toml").read_text())["steps"] == TABLE["steps"]
     (expected,) = run_experiment(prepare(Experiment.of(TABLE)), Path("explicit"))
+    prepared = prepare(Experiment.load(file))
     (here / "k.csv").unlink()
     (again,) = run_experiment(prepare(Experiment.load("mine/experiment.toml")), Path("again"))
     for folder in (Path("mine/fedagrac"), again):
         assert all((vector(folder)[key] == values).all() for key, values in vector(expected).items())
-
-
-def test_a_changed_trace_is_another_experiment(here, capsys):
-    file = written(here, {"kind": "trace", "path": "k.csv"})
-    assert command("run", str(file), "--out", "mine", capsys=capsys)[0] == 0
-    assert command("run", str(file), "--resume", "--out", "mine", capsys=capsys)[0] == 0
+    check_same(prepared, Path("mine"))  # it may resume there
     (here / "k.csv").write_text("round,0,1,2,3\n1,1,2,3,9\n2,4,1,1,3\n")
-    code, _, err = command("run", str(file), "--resume", "--out", "mine", capsys=capsys)
-    assert (code, "steps.table.1.3: 2 -> 3" in err) == (2, True)
+    with pytest.raises(InputError, match=r"steps.table.1.3: 2 -> 3"):
+        check_same(prepare(Experiment.load(file)), Path("mine"))
 
 
 def test_a_path_beside_the_file_comes_before_one_in_the_current_folder(here):
@@ -109,13 +106,10 @@ def test_numbers_and_lists_are_constant_and_explicit():
 
 
 @pytest.mark.parametrize("steps", ["my_steps:counts", {"kind": "my_steps:counts"}])
-def test_a_function_is_named_by_its_import_path(steps, here, capsys):
-    file = written(here, steps)
-    code, _, err = command("run", str(file), "--out", "mine", capsys=capsys)
-    assert code == 0, err
-    assert tomllib.loads(Path("mine/experiment.toml").read_text())["steps"] == {"kind": "my_steps:counts"}
-    (expected,) = run_experiment(prepare(Experiment.of(TABLE)), Path("explicit"))
-    assert all((vector(Path("mine/fedagrac"))[k] == v).all() for k, v in vector(expected).items())
+def test_a_function_is_named_by_its_import_path(steps, here):
+    prepared = prepare(Experiment.load(written(here, steps)), imports=Imports(here))
+    assert prepared.described()["steps"] == {"kind": "my_steps:counts"}
+    assert [prepared.steps.counts(t, 4, 0).tolist() for t in (0, 1)] == COUNTS
 
 
 def test_a_schedule_of_ones_own_has_settings(here):

@@ -387,7 +387,7 @@ def test_an_optimiser_loop_gives_the_same_minibatch_run(digits):
         ({"rounds": 0}, "rounds"),
         ({"rounds": 1.5}, "rounds"),
         ({"batch_size": 0}, "batch_size"),
-        ({"steps": 10}, "steps.*Constant"),
+        ({"steps": 10.0}, "steps.*StepSchedule"),
         ({"steps": fg.Explicit([[1, 2]])}, "one for each of 6 clients"),
         ({"sampling": "epoch"}, "sampling"),
         ({"weight_decay": -1}, "weight_decay"),
