@@ -91,12 +91,12 @@ def fedcm(problem, n, K, x, eta, cohorts, alpha, server_lr):
     return path
 
 
-def fedacg(problem, n, K, x, eta, cohorts, momentum, beta):
+def fedacg(problem, n, K, x, eta, cohorts, momentum, mu):
     m, path = np.zeros_like(x), []
     for clients in cohorts:
         z0 = x + momentum * m
         y = {
-            i: descend(lambda z, i=i, z0=z0: problem.gradient(i, z) + beta * (z - z0), z0, K[i], eta)
+            i: descend(lambda z, i=i, z0=z0: problem.gradient(i, z) + mu * (z - z0), z0, K[i], eta)
             for i in clients
         }
         m = momentum * m + mean(share(n, clients), {i: y[i] - z0 for i in clients})
@@ -186,4 +186,59 @@ def fedlesam(problem, n, K, x, eta, cohorts, rho):
             received[i] = x
         x = mean(share(n, clients), y)
         path.append(x)
+    return path
+
+
+def fedper(problem, n, K, x, eta, cohorts, personal):
+    """`personal` marks the client's own coordinates. Return the models of the server and of all clients."""
+    own, path = {i: x.copy() for i in range(len(n))}, []
+    for clients in cohorts:
+        y = {i: np.where(personal, own[i], x) for i in clients}
+        y = {i: descend(lambda z, i=i: problem.gradient(i, z), y[i], K[i], eta) for i in clients}
+        x = np.where(personal, x, mean(share(n, clients), y))
+        own |= y
+        path.append([x, *(np.where(personal, own[i], x) for i in range(len(n)))])
+    return path
+
+
+def ditto(problem, n, K, x, eta, cohorts, mu):
+    """Algorithm 1 of Li et al. Return the models of the server and of all clients."""
+    v, path = {i: x.copy() for i in range(len(n))}, []
+    for clients in cohorts:
+        y = {i: descend(lambda z, i=i: problem.gradient(i, z), x, K[i], eta) for i in clients}
+        for i in clients:
+            v[i] = descend(lambda z, i=i, x=x: problem.gradient(i, z) + mu * (z - x), v[i], K[i], eta)
+        x = mean(share(n, clients), y)
+        path.append([x, *(v[i] for i in range(len(n)))])
+    return path
+
+
+def heterofl(data, n, K, weights, eta, cohorts, levels, scaler):
+    """Two linear layers, y = W2 (W1 a) / r, in sub-networks of k = ceil(r h) hidden channels.
+
+    `data` has the inputs and targets of every client, `weights` are W1 [h, d] and W2 [1, h].
+    """
+    W1, W2 = weights
+    h, path = len(W1), []
+    for clients in cohorts:
+        omega, total, held = share(n, clients), [0.0 * W1, 0.0 * W2], [0.0 * W1, 0.0 * W2]
+        for i in clients:
+            r = levels[i % len(levels)]
+            k = int(np.ceil(r * h))
+            A, b = data[i]
+            U, V, s = W1[:k].copy(), W2[:, :k].copy(), 1 / r if scaler else 1.0
+            for _ in range(K[i]):
+                H = s * A @ U.T
+                error = (H @ V.T)[:, 0] - b
+                dV = error @ H / len(b)
+                dU = s * np.outer(V[0], error @ A) / len(b)
+                U, V = U - eta * dU, V - eta * dV[None]
+            total[0][:k] += omega[i] * U
+            held[0][:k] += omega[i]
+            total[1][:, :k] += omega[i] * V
+            held[1][:, :k] += omega[i]
+        W1, W2 = (
+            np.where(m > 0, t / np.where(m > 0, m, 1), W) for t, m, W in zip(total, held, (W1, W2), strict=True)
+        )
+        path.append(np.concatenate([W1.ravel(), W2.ravel()]))
     return path

@@ -15,22 +15,26 @@ if TYPE_CHECKING:
     from fedagrac import models as models
     from fedagrac.algorithms import MIFA as MIFA
     from fedagrac.algorithms import Algorithm as Algorithm
+    from fedagrac.algorithms import Ditto as Ditto
     from fedagrac.algorithms import FedACG as FedACG
     from fedagrac.algorithms import FedAdagrad as FedAdagrad
     from fedagrac.algorithms import FedAdam as FedAdam
     from fedagrac.algorithms import FedaGrac as FedaGrac
     from fedagrac.algorithms import FedAvg as FedAvg
     from fedagrac.algorithms import FedAvgM as FedAvgM
+    from fedagrac.algorithms import FedBN as FedBN
     from fedagrac.algorithms import FedCM as FedCM
     from fedagrac.algorithms import FedDyn as FedDyn
     from fedagrac.algorithms import FedExP as FedExP
     from fedagrac.algorithms import FedLESAM as FedLESAM
     from fedagrac.algorithms import FedLin as FedLin
     from fedagrac.algorithms import FedNova as FedNova
+    from fedagrac.algorithms import FedPer as FedPer
     from fedagrac.algorithms import FedProx as FedProx
     from fedagrac.algorithms import FedSAM as FedSAM
     from fedagrac.algorithms import FedVARP as FedVARP
     from fedagrac.algorithms import FedYogi as FedYogi
+    from fedagrac.algorithms import HeteroFL as HeteroFL
     from fedagrac.algorithms import Mime as Mime
     from fedagrac.algorithms import MimeLite as MimeLite
     from fedagrac.algorithms import Scaffnew as Scaffnew
@@ -48,8 +52,10 @@ if TYPE_CHECKING:
     from fedagrac.callbacks import TensorBoard as TensorBoard
     from fedagrac.core import schedule as schedule
     from fedagrac.core.cohort import Cohort as Cohort
+    from fedagrac.core.layout import Layout as Layout
     from fedagrac.core.local import Plan as Plan
     from fedagrac.core.local import Result as Result
+    from fedagrac.core.local import Second as Second
     from fedagrac.core.optimizers import SGD as SGD
     from fedagrac.core.optimizers import Adam as Adam
     from fedagrac.core.optimizers import AdamW as AdamW
@@ -100,14 +106,16 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "fedagrac.algorithms": (
-        "Algorithm FedACG FedAdagrad FedAdam FedAvg FedAvgM FedCM FedDyn FedExP FedLESAM FedLin FedNova FedProx "
-        "FedSAM FedVARP FedYogi FedaGrac MIFA Mime MimeLite Scaffnew Scaffold ServerOptimizer algorithm"
+        "Algorithm Ditto FedACG FedAdagrad FedAdam FedAvg FedAvgM FedBN FedCM FedDyn FedExP FedLESAM FedLin "
+        "FedNova FedPer FedProx FedSAM FedVARP FedYogi FedaGrac HeteroFL MIFA Mime MimeLite Scaffnew Scaffold "
+        "ServerOptimizer algorithm"
     ),
     "fedagrac.algorithms.base": "Cost Stateless Traits average",
     "fedagrac.callbacks": "Callback Checkpoints EarlyStop MLflow TensorBoard",
     "fedagrac.core.cohort": "Cohort",
     "fedagrac.core.optimizers": "Adam AdamW LocalOptimizer SGD",
-    "fedagrac.core.local": "Plan Result",
+    "fedagrac.core.layout": "Layout",
+    "fedagrac.core.local": "Plan Result Second",
     "fedagrac.core.robust": "Median NormBounded TrimmedMean",
     "fedagrac.data": (
         "ClientTests Dirichlet DiskArray Federation IID Images Indices Natural Partition Resample Shards"

@@ -42,7 +42,7 @@ NEUTRAL = {
     "fedprox": {"mu": 0.0},
     "fedavgm": {"momentum": 0.0},
     "fedcm": {"alpha": 1.0},
-    "fedacg": {"momentum": 0.0, "beta": 0.0},
+    "fedacg": {"momentum": 0.0, "mu": 0.0},
     "mimelite": {"momentum": 0.0},
     "mime": {"momentum": 0.0},
     "fedsam": {"rho": 0.0},

@@ -19,7 +19,7 @@ CASES = {
     "fedadagrad": (reference.fedopt, {"server_lr": 0.1, "beta1": 0.3, "beta2": 0.9, "tau": 0.01}),
     "feddyn": (reference.feddyn, {"alpha": 0.3}),
     "fedcm": (reference.fedcm, {"alpha": 0.4, "server_lr": 0.9}),
-    "fedacg": (reference.fedacg, {"momentum": 0.6, "beta": 0.2}),
+    "fedacg": (reference.fedacg, {"momentum": 0.6, "mu": 0.2}),
     "mimelite": (reference.mime, {"momentum": 0.6}),
     "mime": (reference.mime, {"momentum": 0.6}),
     "fedvarp": (reference.fedvarp, {"server_lr": 0.9}),
@@ -71,7 +71,7 @@ def test_lanes_and_serial_agree(name, participation):
 
 
 NEUTRAL = {
-    "fedacg": {"momentum": 0.0, "beta": 0.0},
+    "fedacg": {"momentum": 0.0, "mu": 0.0},
     "mimelite": {"momentum": 0.0},
     "fedvarp": {},
     "mifa": {},

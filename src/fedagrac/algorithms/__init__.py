@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedagrac.algorithms.base import Algorithm, Traits
+from fedagrac.algorithms.ditto import Ditto
 from fedagrac.algorithms.fedacg import FedACG
 from fedagrac.algorithms.fedagrac import NAMES, FedaGrac
 from fedagrac.algorithms.fedavg import FedAvg
@@ -19,9 +20,11 @@ from fedagrac.algorithms.fedexp import FedExP
 from fedagrac.algorithms.fedlin import FedLin
 from fedagrac.algorithms.fednova import FedNova
 from fedagrac.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
+from fedagrac.algorithms.fedper import FedBN, FedPer
 from fedagrac.algorithms.fedprox import FedProx
 from fedagrac.algorithms.fedsam import FedLESAM, FedSAM
 from fedagrac.algorithms.fedvarp import MIFA, FedVARP
+from fedagrac.algorithms.heterofl import HeteroFL
 from fedagrac.algorithms.mime import Mime, MimeLite
 from fedagrac.algorithms.scaffnew import Scaffnew
 from fedagrac.algorithms.scaffold import Scaffold
@@ -34,22 +37,26 @@ __all__ = [
     "PAPER_NAMES",
     "REGISTRY",
     "Algorithm",
+    "Ditto",
     "FedACG",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBN",
     "FedCM",
     "FedDyn",
     "FedExP",
     "FedLESAM",
     "FedLin",
     "FedNova",
+    "FedPer",
     "FedProx",
     "FedSAM",
     "FedVARP",
     "FedYogi",
     "FedaGrac",
+    "HeteroFL",
     "Mime",
     "MimeLite",
     "Scaffnew",
@@ -89,6 +96,10 @@ REGISTRY: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
     "scaffnew": (Scaffnew, {}),
     "fedsam": (FedSAM, {}),
     "fedlesam": (FedLESAM, {}),
+    "heterofl": (HeteroFL, {}),
+    "fedper": (FedPer, {}),
+    "fedbn": (FedBN, {}),
+    "ditto": (Ditto, {}),
 }
 """Every algorithm by name: its class, and the settings that the name fixes."""
 

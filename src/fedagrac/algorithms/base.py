@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedagrac.core.cohort import Cohort, Population
+    from fedagrac.core.layout import Layout
     from fedagrac.core.local import Plan, Result
 
 __all__ = [
@@ -62,6 +63,9 @@ class Traits:
         lr: whether eta is the size of one local "step" or is divided among the steps of a client's "round".
         first_steps: how many steps a first gradient averages, at most an epoch's for "pass"; None if clients are
             never asked for one.
+        personal: whether clients use models of their own (`Algorithm.own_models`) instead of the server's.
+        own_buffers: whether every client must keep moving buffers of its own.
+        labels: whether plans depend on the classes that clients hold.
     """
 
     vectors: tuple[str, ...] = ("x",)
@@ -72,6 +76,9 @@ class Traits:
     needs_steps: bool = False
     lr: Literal["step", "round"] = "step"
     first_steps: int | Literal["epoch", "pass"] | None = None
+    personal: bool = False
+    own_buffers: bool = False
+    labels: bool = False
 
     @property
     def state(self) -> frozenset[str]:
@@ -161,6 +168,10 @@ class Algorithm(ABC):
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
         """Return the server's next state and the members' next rows."""
+
+    def own_models(self, state: State, rows: Rows, layout: Layout) -> Tensor:
+        """Return the models that clients with these rows use, [m, d]. Only personal algorithms have them."""
+        raise NotImplementedError(f"{type(self).__name__} has personal traits but no own_models")
 
     @abstractmethod
     def cost(self, cohort: Cohort) -> Cost:

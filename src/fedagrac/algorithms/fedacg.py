@@ -27,11 +27,11 @@ __all__ = ["FedACG"]
 
 @dataclass(frozen=True)
 class FedACG(Algorithm):
-    """Start from z = x + lambda m, with mu = beta around z; m <- lambda m + sum_i omega_i (x_i - z); x <- x + m.
+    """Start from z = x + lambda m, held near z by mu; m <- lambda m + sum_i omega_i (x_i - z); x <- x + m.
 
     Attributes:
-        momentum: lambda, the share of m that is kept; 0 with beta = 0 is FedAvg.
-        beta: the coefficient of the proximal term.
+        momentum: lambda, the share of m that is kept; 0 with mu = 0 is FedAvg.
+        mu: the coefficient of the proximal term.
 
     Examples:
         >>> FedACG(lr=0.1).momentum
@@ -39,7 +39,7 @@ class FedACG(Algorithm):
     """
 
     momentum: float = 0.85
-    beta: float = 0.01
+    mu: float = 0.01
 
     cites: ClassVar[tuple[str, ...]] = ("fedacg",)
 
@@ -56,7 +56,7 @@ class FedACG(Algorithm):
     def check(self) -> None:
         """Check every setting."""
         share("momentum", self.momentum)
-        non_negative("beta", self.beta)
+        non_negative("mu", self.mu)
 
     def start(self, x: Tensor, population: Population) -> State:
         """Return x and m = 0."""
@@ -67,8 +67,8 @@ class FedACG(Algorithm):
         return {}
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
-        """Return a plan that starts from z, with mu = beta around z."""
-        plan = Plan.of(cohort.steps, self.lr_in(cohort), mu=self.beta, local=self.local)
+        """Return a plan that starts from z, with the proximal term around z."""
+        plan = Plan.of(cohort.steps, self.lr_in(cohort), mu=self.mu, local=self.local)
         return replace(plan, broadcast=state["x"] + self.momentum * state["m"])
 
     def aggregate(

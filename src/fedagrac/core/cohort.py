@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 import torch
 
+from fedagrac.core.layout import Layout
 from fedagrac.core.robust import Aggregation, robust_sum
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-__all__ = ["Cohort", "GradientService", "Population", "fast_clients", "weighted_sum"]
+__all__ = ["Cohort", "GradientService", "LabelService", "Population", "fast_clients", "weighted_sum"]
 
 
 def weighted_sum(coefficients: npt.NDArray[np.float64], rows: Tensor) -> Tensor:
@@ -41,6 +42,13 @@ class GradientService(Protocol):
         self, x: Tensor, clients: npt.NDArray[np.int64], round: int, batch: Literal["full", "first"] = "full"
     ) -> Tensor:
         """Return the gradients at x: over all of a client's data, or over its first batch of the round."""
+
+
+class LabelService(Protocol):
+    """The fleet's service of labels: which classes some clients hold, [m, classes]."""
+
+    def __call__(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
+        """Return which classes clients hold; None if targets are not labels."""
 
 
 def fast_clients(
@@ -82,6 +90,8 @@ class Cohort:
         service: the local gradients of clients.
         total: adds up a sum over all processes that share the simulation.
         aggregate: the robust rule that replaces sums over the members' vectors; None for the sums themselves.
+        layout: how the module's parameters lie in x.
+        labels: the classes that clients hold; None if they are not known.
         fast: whether K_i > Kbar, [m].
         mean_steps: Kbar.
         places: where the members are in the whole cohort, of which this may be a part, [m].
@@ -99,6 +109,8 @@ class Cohort:
     total: Callable[[Tensor], Tensor] = lambda tensor: tensor
     pass_steps: npt.NDArray[np.int64] = None  # type: ignore[assignment]  # an array after __post_init__
     aggregate: Aggregation | None = None
+    layout: Layout | None = None
+    labels: LabelService | None = None
     weights: npt.NDArray[np.float64] = field(init=False)
     fast: npt.NDArray[np.bool_] = field(init=False)
     mean_steps: float = field(init=False)
@@ -216,6 +228,7 @@ class Population:
         total: adds up a sum over all processes.
         chunk: how many rows are computed at a time.
         aggregate: the robust rule that replaces the sum; None for the sum. A rule needs all rows in memory.
+        layout: how the module's parameters lie in x.
     """
 
     weights: npt.NDArray[np.float64]
@@ -224,6 +237,7 @@ class Population:
     total: Callable[[Tensor], Tensor] = lambda tensor: tensor
     chunk: int = 64
     aggregate: Aggregation | None = None
+    layout: Layout | None = None
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return sum_i omega_i grad F_i(x) over all clients, or what the robust rule puts for it.

@@ -35,11 +35,32 @@ if TYPE_CHECKING:
     Numbers = float | Sequence[float] | npt.NDArray[np.float64]
     Counts = int | Sequence[int] | npt.NDArray[np.int64]
 
-__all__ = ["EXACT_BELOW", "Plan", "Result", "check_plan", "mean_gradient"]
+__all__ = ["EXACT_BELOW", "Plan", "Result", "Second", "check_plan", "mean_gradient"]
 
 EXACT_BELOW = 0.01
 """Below this eta_i * K_i the mean gradient is accumulated rather than reconstructed. In float32 the relative error
 of the reconstruction is 1e-6 at eta K = 15, 3.5e-5 at 0.005 and 3e-4 at 0.0005."""
+
+
+@dataclass(frozen=True, eq=False)
+class Second:
+    """A second model that each member trains in the same round, with as many steps and the same batches.
+
+    From v = start it runs v <- v - lr * U( clip(g_i(v; batch)) + mu * (v - x~) ).
+
+    Attributes:
+        start: where each member's second model starts, [m, d].
+        lr: its step size, [m].
+        mu: its proximal coefficient, [m].
+    """
+
+    start: Tensor
+    lr: npt.NDArray[np.float64]
+    mu: npt.NDArray[np.float64]
+
+    def part(self, rows: npt.NDArray[np.int64]) -> Second:
+        """Return the second models of some members."""
+        return Second(self.start[torch.from_numpy(rows)], self.lr[rows], self.mu[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +93,7 @@ class Plan:
             for the network of x + p_i.
         anchored: whether the gradient at x~ over the same batch is subtracted from every gradient. It costs a
             second gradient in every step.
+        second: another model that each member trains; None for none.
     """
 
     steps: npt.NDArray[np.int64]
@@ -91,6 +113,7 @@ class Plan:
     ascent: npt.NDArray[np.float64] | None = None
     scale: Tensor | None = None
     anchored: bool = False
+    second: Second | None = None
 
     @classmethod
     def of(
@@ -169,7 +192,14 @@ class Plan:
             beside=None if self.beside is None else self.beside[index],
             ascent=None if self.ascent is None else self.ascent[rows],
             scale=None if self.scale is None else self.scale[index],
+            second=None if self.second is None else self.second.part(rows),
         )
+
+    def of_second(self) -> Plan:
+        """Return the plan of the second models."""
+        assert self.second is not None
+        own = Plan.of(self.steps, self.second.lr, mu=self.second.mu, local=self.local)
+        return replace(own, start=self.second.start, buffers=self.buffers, broadcast=self.broadcast)
 
     def origin(self, x: Tensor) -> Tensor:
         """Return x~ of the rule, given the server's model: what members receive."""
@@ -220,6 +250,7 @@ class Result:
             None if no member was.
         total: the sum of the K_i gradients, [m, d], if `plan.accumulate` asked for it; otherwise None.
         buffers: the moving buffers with which each member ends, [m, q]; None if the plan has none.
+        second: the second models, [m, d]; None if the plan has none.
     """
 
     models: Tensor
@@ -227,11 +258,12 @@ class Result:
     first: Tensor | None = None
     total: Tensor | None = None
     buffers: Tensor | None = None
+    second: Tensor | None = None
 
     def part(self, rows: npt.NDArray[np.int64]) -> Result:
         """Return the replies of some members."""
         index = torch.from_numpy(rows)
-        optional = self.first, self.total, self.buffers
+        optional = self.first, self.total, self.buffers, self.second
         return Result(
             self.models[index], self.loss[index], *(None if rows is None else rows[index] for rows in optional)
         )
@@ -245,7 +277,7 @@ class Result:
             [True, False, False]
         """
         finite_rows = torch.isfinite(self.loss)
-        for rows in (self.models, self.first, self.total, self.buffers):
+        for rows in (self.models, self.first, self.total, self.buffers, self.second):
             if rows is not None:
                 finite_rows = finite_rows & torch.isfinite(rows).all(1)
         finite: npt.NDArray[np.bool_] = finite_rows.cpu().numpy()
@@ -315,12 +347,15 @@ def check_plan(source: str, plan: Plan, cohort: Cohort, d: int) -> None:
     if (plan.first_steps > plan.steps).any():
         raise InputError(f"{source} first_steps", plan.first_steps.tolist(), "at most the steps of each client")
     _check_local(source, plan, m)
-    for name in ("correction", "at_start", "start", "mask", "beside", "scale"):
-        rows = getattr(plan, name)
+    names = "correction", "at_start", "start", "mask", "beside", "scale"
+    given = {name: getattr(plan, name) for name in names}
+    if plan.second is not None:
+        given["second start"] = plan.second.start
+    for name, rows in given.items():
         if rows is None or (isinstance(rows, torch.Tensor) and rows.shape == (m, d) and rows.is_floating_point()):
             continue
-        given = f"shape {list(np.shape(rows))} of {getattr(rows, 'dtype', type(rows).__name__)}"
-        raise InputError(f"{source} {name}", given, f"a tensor [{m}, {d}]: one row for each client")
+        shape = f"shape {list(np.shape(rows))} of {getattr(rows, 'dtype', type(rows).__name__)}"
+        raise InputError(f"{source} {name}", shape, f"a tensor [{m}, {d}]: one row for each client")
 
 
 def _check_local(source: str, plan: Plan, m: int) -> None:

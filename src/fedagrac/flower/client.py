@@ -211,12 +211,21 @@ class LocalClient:
             "parameters": model.size,
             "dtype": str(model.dtype),
         }
+        if self.settings.build_algorithm().traits.labels:
+            facts |= self._labels()
         if model.buffers.names:  # message_size_mod of Flower fails on empty text
             facts["buffers"] = "\n".join(model.buffers.names)
         facts |= self._proof(ask)
         if "x" not in ask.vectors or ask.facts.get("model") != facts["model"]:
             return Parcel(facts)
         return Parcel(facts, self.gradient(ask).vectors)
+
+    def _labels(self) -> dict[str, str]:
+        """Return the classes of this client's samples, if targets are labels."""
+        from fedagrac.data.describe import label_counts
+
+        counts = label_counts(self.work.federation, np.zeros(1, np.int64))
+        return {} if counts is None else {"labels": " ".join(map(str, np.flatnonzero(counts[0])))}
 
     def _proof(self, ask: Parcel) -> dict[str, str]:
         """Return this node's public key and its signature of a greeting, if the settings name keys."""
@@ -277,10 +286,21 @@ class LocalClient:
             sent["total"] = result.total[0]
         if result.buffers is not None:
             sent["buffers"] = result.buffers[0]
+        if "second" in ask.vectors:
+            sent["second"] = self._second(plan(K, False), ask, x, t)
         if not planned:
             self._keep(t, None if result.first is None else result.first[0])
         facts = {"client": self.number, "round": t, "steps": K, "loss": float(result.loss[0])}
         return Parcel(facts, {name: vector.cpu() for name, vector in sent.items()})
+
+    def _second(self, plan: Plan, ask: Parcel, x: torch.Tensor, t: int) -> torch.Tensor:
+        """Train this client's second model for as many steps as its first. Return it."""
+        from fedagrac.core.local import Second
+        from fedagrac.engines import SerialEngine
+
+        lr, mu = (np.array([float(ask.facts[name])]) for name in ("second-lr", "second-mu"))
+        second = dataclasses.replace(plan, second=Second(self._place(ask, "second")[None], lr, mu)).of_second()
+        return SerialEngine(self.work).run(second, x, SELF, t).models[0]
 
     def _run_until_time_is_over(self, plan: Callable[[int], Plan], x: torch.Tensor, t: int) -> tuple[Result, int]:
         """Run for the seconds or steps of the node config, or else for the seconds of the run.

@@ -31,6 +31,7 @@ from fedagrac.flower.wire import BadReplyError, Parcel, fingerprint
 from fedagrac.rounds.evaluation import evaluate
 from fedagrac.rounds.exchange import Order, Replies, Spent
 from fedagrac.rounds.fleet import Roster, first_buffers
+from fedagrac.rounds.own_models import OwnModels
 from fedagrac.rounds.server import Server
 from fedagrac.storage.checkpoints import CheckpointError, Facts
 from fedagrac.storage.environment import environment
@@ -97,7 +98,15 @@ class FlowerFleet:
     def roster(self) -> Roster:
         """All clients, with the numbers of samples that they reported at the start."""
         sizes = [self.link.sizes[i] for i in range(self.settings.clients)]
-        return Roster.of(sizes, self.settings.batch, self.gradients, build_aggregate(self.settings.aggregate))
+        aggregate = build_aggregate(self.settings.aggregate)
+        return Roster.of(
+            sizes, self.settings.batch, self.gradients, aggregate, self.model.layout, self.link.labels_of
+        )
+
+    @property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """omega_i of all clients, [M]."""
+        return self.roster.weights
 
     def start(self, server: Server) -> Spent:
         """Wait for clients and start a server. Return the cost.
@@ -144,12 +153,12 @@ class FlowerFleet:
         """
         roster, everyone = self.roster, np.arange(self.settings.clients)
         absent = np.setdiff1d(everyone, present)
-        population = Population(roster.weights, self.gradients, aggregate=roster.aggregate)
+        population = Population(roster.weights, self.gradients, aggregate=roster.aggregate, layout=roster.layout)
         if len(absent):
             total = sum(roster.masses[client] for client in present)
             weights = np.zeros(len(everyone))
             weights[present] = [float(Fraction(roster.masses[client]) / total) for client in present]
-            population = Population(weights, self.gradients, np.array(present), aggregate=roster.aggregate)
+            population = dataclasses.replace(population, weights=weights, clients=np.array(present))
         server.start(population)
         if server.algorithm.traits.start == "gradients":
             if len(absent):
@@ -422,12 +431,12 @@ class FlowerFleet:
         x: Tensor,
         metrics: Mapping[str, Metric],
         buffers: Tensor | None = None,
-        own_buffers: Tensor | None = None,
+        own: OwnModels | None = None,
     ) -> dict[str, float | None]:
         """Measure a model on the server's test data. Return None for every value if there are none."""
         if self.test is None:
             return dict.fromkeys(["test_accuracy", "test_loss", *metrics])
-        return evaluate(self.test, x, metrics, buffers)
+        return evaluate(self.test, x, metrics, buffers, own=own)
 
     def diagnose(self, algorithm: Algorithm, replies: Replies) -> Divergence:
         """Return a divergence at the server, because replies that are not finite are dropped."""
@@ -476,6 +485,9 @@ def _message(order: Order, row: int, chosen: bool = False) -> Parcel:
         facts["anchored"] = True
     parts = {"c": plan.correction, "buffers": plan.buffers, "start": plan.start, "mask": plan.mask}
     parts |= {"beside": plan.beside, "scale": plan.scale}
+    if plan.second is not None:
+        parts["second"] = plan.second.start
+        facts |= {"second-lr": float(plan.second.lr[row]), "second-mu": float(plan.second.mu[row])}
     vectors = {name: rows[row] for name, rows in parts.items() if rows is not None}
     return Parcel(facts, {"x": order.x, **vectors})
 
@@ -495,6 +507,8 @@ def _vectors(order: Order, row: int) -> dict[str, int]:
         vectors["total"] = d
     if plan.buffers is not None:
         vectors["buffers"] = plan.buffers.shape[1]
+    if plan.second is not None:
+        vectors["second"] = d
     return vectors
 
 
@@ -515,4 +529,5 @@ def _result(order: Order, vectors: list[dict[str, Tensor]], loss: list[float]) -
             sums.append(v.get("total", reconstructed))
         total = torch.stack(sums)
     buffers = None if plan.buffers is None else torch.stack([v["buffers"] for v in vectors])
-    return Result(models, torch.tensor(loss, dtype=torch.float64), first, total, buffers)
+    second = None if plan.second is None else torch.stack([v["second"] for v in vectors])
+    return Result(models, torch.tensor(loss, dtype=torch.float64), first, total, buffers, second)

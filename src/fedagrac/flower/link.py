@@ -50,6 +50,9 @@ LOOK_SECONDS = 3.0
 CHALLENGE_SECONDS = 60.0
 """The longest time in which a node must answer a greeting after another node claimed its partition."""
 
+MOST_LABELS = 8192
+"""The largest number of classes that clients may report."""
+
 HELLO = "query.hello"
 
 
@@ -117,6 +120,7 @@ class Link:
         nodes: the node of each connected client.
         excluded: clients that do not take part. Their nodes are not assigned to them.
         sizes: the number of samples of each client, as it reported when it first connected.
+        labels: the classes of each client's samples, if the algorithm needs them and targets are labels.
         gradients: full local gradients at x_1, by client.
         events: what went wrong or changed since the last `take_events`, in words.
         bytes_down, bytes_up: bytes of the vectors sent and received since the start.
@@ -130,6 +134,7 @@ class Link:
         self.nodes: dict[int, int] = {}
         self.excluded: frozenset[int] = frozenset()
         self.sizes: dict[int, int] = {}
+        self.labels: dict[int, npt.NDArray[np.int64]] = {}
         self.gradients: dict[int, Tensor] = {}
         self.events: list[str] = []
         self.bytes_down = self.bytes_up = 0
@@ -331,7 +336,8 @@ class Link:
         ask = Parcel({**facts, **challenge}, {} if x1 is None else {"x": x1})
         expected = self.expected({} if x1 is None else {"gradient": len(x1)})
         names = "\n".join(name for name, _ in self.model.module.named_buffers())
-        expected = dataclasses.replace(expected, text=max(expected.text, len(names)))
+        labels = 5 * MOST_LABELS if self.settings.build_algorithm().traits.labels else 0
+        expected = dataclasses.replace(expected, text=max(expected.text, len(names), labels))
         self._push(_Sent(node, None, HELLO, round, expected), ask, float(self.settings.wait_seconds))
         return True
 
@@ -384,6 +390,7 @@ class Link:
         if samples_before != samples:
             accepted = f"{samples_before}, as when it first connected"
             return InputError(f"samples of client {client}", samples, accepted)
+        _labels(reply)
         moving = self.moving(reply)
         if self.adopted and moving != self.model.buffers.names:
             accepted = f"{self.model.buffers.names}, as those of the other clients"
@@ -405,6 +412,8 @@ class Link:
             self.gradients[client] = reply.vectors["gradient"]
         self._moving[client] = tuple(self.moving(reply))
         self.sizes[client] = reply.integer("samples", 1, self.settings.max_samples)
+        if (labels := _labels(reply)) is not None:
+            self.labels[client] = labels
         self.nodes[client] = node
         self._refusals.pop(node, None)
 
@@ -474,6 +483,16 @@ class Link:
         if len(set(names)) < len(names) or any(name not in known for name in names):
             raise BadReplyError(f"its moving buffers are {shown(given)}, expected buffers of the server's model")
         return [str(name) for name in names]
+
+    def labels_of(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
+        """Return which classes clients hold, as they reported, [m, classes]; None if no client reported any."""
+        if not self.labels:
+            return None
+        classes = 1 + max(int(labels.max(initial=-1)) for labels in self.labels.values())
+        held = np.zeros((len(clients), classes), np.bool_)
+        for row, client in enumerate(clients.tolist()):
+            held[row, self.labels.get(client, slice(None))] = True
+        return held
 
     def wait_for(self, wanted: Collection[int], number: int, round: int, patient: bool = False) -> None:
         """Wait until this many of the wanted clients are connected; raise FedagracError after `wait_seconds`.
@@ -562,3 +581,14 @@ class RemoteGradients:
         if faults:
             raise MissedError([int(clients[row]) for row in faults])
         return rows
+
+
+def _labels(reply: Parcel) -> npt.NDArray[np.int64] | None:
+    """Return the classes that a client reported, or None if it reported none."""
+    given = reply.facts.get("labels")
+    if given is None:
+        return None
+    words = given.split() if isinstance(given, str) else [""]
+    if not all(word.isascii() and word.isdigit() and len(word) < 5 and int(word) < MOST_LABELS for word in words):
+        raise BadReplyError(f"its labels are {shown(given)}, expected classes from 0 to {MOST_LABELS - 1}")
+    return np.array([int(word) for word in words], np.int64)

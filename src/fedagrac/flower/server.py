@@ -130,7 +130,8 @@ def run_federation(
     checkpoints = Checkpoints(folder, every=1, always=True, keep=settings.keep_checkpoints)
     storing = [KeepRun(folder.path, experiment), checkpoints, LogRounds(folder.path)]
     table = ClientTable(settings.clients)
-    server = Server(algorithm, {"x": model.initial()}, table, own_buffers=settings.buffers == "local")
+    own_buffers = settings.buffers == "local" or algorithm.traits.own_buffers
+    server = Server(algorithm, {"x": model.initial()}, table, own_buffers=own_buffers)
     watch = Watch(settings, fleet.link)
     run = Run(server, fleet, setup, [*storing, *user_callbacks, watch])
     with claimed(folder.path), watch.watching(folder.path):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from fedagrac.core.layout import Layout, Parameter
 from fedagrac.errors import InputError
 from fedagrac.models.buffers import Buffers
 
@@ -92,6 +93,18 @@ class VectorModel:
         }
 
     @property
+    def layout(self) -> Layout:
+        """The names, shapes and layers of the trainable parameters, in the order of the vector."""
+        layers = dict(self.module.named_modules())
+        owners = [layers[name.rpartition(".")[0]] for name in self.names]
+        return Layout(
+            tuple(
+                Parameter(name, tuple(shape), type(layer).__name__, _groups(layer))
+                for name, shape, layer in zip(self.names, self._shapes, owners, strict=True)
+            )
+        )
+
+    @property
     def has_dropout(self) -> bool:
         """Whether the module has a dropout layer."""
         return any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in self.module.modules())
@@ -130,3 +143,9 @@ class VectorModel:
         for layer, training in zip(module.modules(), self.training, strict=True):
             layer.training = training
         return module
+
+
+def _groups(layer: nn.Module) -> int:
+    """Return the groups of a convolution or of a group normalization; 1 for other layers."""
+    groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else getattr(layer, "groups", 1)
+    return groups if isinstance(groups, int) else 1

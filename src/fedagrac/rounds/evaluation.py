@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedagrac.data.trees import leaves, map_leaves, named_leaves, num_samples
 from fedagrac.errors import InputError
-from fedagrac.rounds.measurement import CHUNKS, Measurement, Samples, bound, joined, measure
-from fedagrac.rounds.metrics import Metric
+from fedagrac.rounds.measurement import CHUNKS, Measurement, Samples, bound, measure
+from fedagrac.rounds.metrics import Metric, joined_outputs
+from fedagrac.rounds.own_models import OwnModels, measure_tests, measure_with_own
 from fedagrac.rounds.per_client import CLIENT_MEASURES, PerClient, client_measures
 from fedagrac.rounds.record import VALIDATION
 
@@ -79,7 +80,7 @@ def evaluate(
     metrics: Mapping[str, Metric],
     buffers: Tensor | None = None,
     steps: npt.NDArray[np.float64] | None = None,
-    own_buffers: Tensor | None = None,
+    own: OwnModels | None = None,
 ) -> Measures:
     """Return test_accuracy, test_loss and the metrics by name; without test data they are None.
 
@@ -93,42 +94,60 @@ def evaluate(
         metrics: other measures of the test data.
         buffers: the moving buffers of the module, [q]; None for those of the user's module.
         steps: the mean K_i of each client, [M]; None if they are not known.
-        own_buffers: the moving buffers of each client, [M, q], for its own test set; None if all
-            clients share `buffers`.
+        own: the models that clients use; None if all use x with `buffers`. If models differ, all values are those
+            of the clients' models. If only buffers differ, the clients' test sets are measured with them.
     """
-    values: dict[str, float | None] = dict.fromkeys(["test_accuracy", "test_loss", *metrics])
-    test, validation = _test_samples(workload), _validation_samples(workload)
-    by_client = None
-    with bound(workload, x, buffers):
-        if test is not None:
-            measured = measure(workload, test, keep=bool(metrics))
-            values |= {"test_accuracy": measured.accuracy, "test_loss": measured.loss}
-            if metrics:
-                output, target = _joined(measured.outputs)
-                values |= {name: float(metric(output, target)) for name, metric in metrics.items()}
-            if _pools_tests(workload.federation) and own_buffers is None:
-                by_client = measured
-        if validation is not None:
-            held_out = measure(workload, validation)
-            values |= dict(zip(VALIDATION, (held_out.accuracy, held_out.loss), strict=True))
-        if by_client is None and own_buffers is None and has_client_tests(workload.federation):
-            by_client = measure(workload, client_samples(workload))
-    if own_buffers is not None and has_client_tests(workload.federation):
-        by_client = _with_own_buffers(workload, x, own_buffers)
+    names = ["test_accuracy", "test_loss", *metrics]
+    if own is not None and own.personal:
+        values, by_client, held_out = _of_own_models(workload, own, metrics)
+    else:
+        values, by_client, held_out = _of_one_model(workload, x, metrics, buffers, own)
+    values = {**dict.fromkeys(names), **values}
+    if held_out is not None:
+        values |= dict(zip(VALIDATION, (held_out.accuracy, held_out.loss), strict=True))
     if by_client is None:
         return Measures(values)
     table = table_of(by_client, workload.federation, steps)
     return Measures({**values, **client_measures(table)}, table)
 
 
-def _with_own_buffers(workload: Workload, x: Tensor, own_buffers: Tensor) -> Measurement:
-    """Measure each client's test set with the client's own moving buffers."""
-    samples = client_samples(workload)
-    parts = []
-    for client, buffers in enumerate(own_buffers):
-        with bound(workload, x, buffers):
-            parts.append(measure(workload, samples.group(client)))
-    return joined(parts)
+Values = tuple[dict[str, "float | None"], "Measurement | None", "Measurement | None"]
+"""The values of test data, the results on the clients' test sets, and those on held-out training samples."""
+
+
+def _of_one_model(
+    workload: Workload, x: Tensor, metrics: Mapping[str, Metric], buffers: Tensor | None, own: OwnModels | None
+) -> Values:
+    """Measure the model that all clients share; on their test sets with their own buffers, if they have any."""
+    values: dict[str, float | None] = {}
+    test, validation = _test_samples(workload), _validation_samples(workload)
+    by_client = held_out = None
+    with bound(workload, x, buffers):
+        if test is not None:
+            measured = measure(workload, test, keep=bool(metrics))
+            values |= {"test_accuracy": measured.accuracy, "test_loss": measured.loss}
+            if metrics:
+                output, target = joined_outputs(measured.outputs)
+                values |= {name: float(metric(output, target)) for name, metric in metrics.items()}
+            if _pools_tests(workload.federation) and own is None:
+                by_client = measured
+        if validation is not None:
+            held_out = measure(workload, validation)
+        if by_client is None and own is None and has_client_tests(workload.federation):
+            by_client = measure(workload, client_samples(workload))
+    if own is not None and has_client_tests(workload.federation):
+        by_client = measure_tests(workload, own, client_samples(workload))
+    return values, by_client, held_out
+
+
+def _of_own_models(workload: Workload, own: OwnModels, metrics: Mapping[str, Metric]) -> Values:
+    """Measure the clients' own models."""
+    federation = workload.federation
+    common = None if _pools_tests(federation) else _test_samples(workload)
+    tests = client_samples(workload) if has_client_tests(federation) else None
+    return measure_with_own(
+        workload, own, metrics, common, tests, lambda client: _validation_samples(workload, client)
+    )
 
 
 def measured_names(federation: Federation | None, metrics: Mapping[str, Metric] | None) -> list[str]:
@@ -202,12 +221,16 @@ def _samples(workload: Workload, inputs: Any, targets: Any, sizes: npt.NDArray[n
     return Samples(load, sizes)
 
 
-def _validation_samples(workload: Workload) -> Samples | None:
-    """Return the training samples that are held out, in one group, or None."""
+def _validation_samples(workload: Workload, client: int | None = None) -> Samples | None:
+    """Return the training samples that are held out, of one client or of all, in one group; None without any."""
     shares = workload.federation.validation
-    if shares is None or not shares.sizes.sum():
+    if shares is None:
         return None
-    samples = workload.on_device(np.concatenate([shares[client] for client in range(len(shares.sizes))]))
+    clients = range(len(shares.sizes)) if client is None else [client]
+    held_out = np.concatenate([shares[i] for i in clients])
+    if not len(held_out):
+        return None
+    samples = workload.on_device(held_out)
     return Samples(lambda start, stop: workload.load(samples[start:stop]), np.array([len(samples)]))
 
 
@@ -218,12 +241,6 @@ def _pools_tests(federation: Federation) -> bool:
         return False
     pairs = zip(leaves(test), leaves((tests.inputs, tests.targets)), strict=False)
     return all(one is other for one, other in pairs)
-
-
-def _joined(chunks: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return the output and the target of all chunks, each leaf concatenated along dimension 0."""
-    joined: tuple[Any, Any] = map_leaves(lambda *parts: torch.cat(parts), *chunks)
-    return joined
 
 
 def try_evaluation(workload: Workload, metrics: Mapping[str, Metric]) -> None:
@@ -251,9 +268,9 @@ def try_evaluation(workload: Workload, metrics: Mapping[str, Metric]) -> None:
         if metrics:
             _check_rows(chunks[0][0], num_samples(targets))
         for name, metric in metrics.items():
-            if _fault(metric, *_joined(chunks)) is None:
+            if _fault(metric, *joined_outputs(chunks)) is None:
                 continue
-            fault = _fault(metric, *_joined(measure(workload, test, keep=True).outputs))
+            fault = _fault(metric, *joined_outputs(measure(workload, test, keep=True).outputs))
             if fault is not None:
                 raise InputError(f"metrics.{name}", _called(metric), fault)
 

@@ -20,10 +20,12 @@ import numpy as np
 import torch
 
 from fedagrac.algorithms.base import Cost
-from fedagrac.core.cohort import Cohort, GradientService, Population
+from fedagrac.core.cohort import Cohort, GradientService, LabelService, Population
+from fedagrac.core.layout import Layout
 from fedagrac.core.local import Plan, Result
 from fedagrac.core.robust import Aggregation
 from fedagrac.data.batches import epoch_steps, pass_steps
+from fedagrac.data.describe import label_counts
 from fedagrac.engines import EngineRecord, choose_engine, current_ranks
 from fedagrac.engines.precision import tf32
 from fedagrac.heterogeneity import Clock, Devices, Epochs
@@ -32,6 +34,7 @@ from fedagrac.models.vector import VectorModel
 from fedagrac.rounds.divergence import diagnose
 from fedagrac.rounds.evaluation import Measures, evaluate, has_client_tests, try_evaluation
 from fedagrac.rounds.exchange import Order, Replies, Spent
+from fedagrac.rounds.own_models import OwnModels
 from fedagrac.rounds.per_client import mean_steps
 from fedagrac.rounds.server import Server
 from fedagrac.storage.checkpoints import Facts
@@ -71,6 +74,10 @@ class Fleet(Protocol):
     def ranks(self) -> Ranks:
         """The processes that share the fleet."""
 
+    @property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """omega_i of all clients, [M]."""
+
     def start(self, server: Server) -> Spent:
         """Bring a server to its state before round 1. Return the cost."""
 
@@ -88,9 +95,12 @@ class Fleet(Protocol):
         x: Tensor,
         metrics: Mapping[str, Metric],
         buffers: Tensor | None = None,
-        own_buffers: Tensor | None = None,
+        own: OwnModels | None = None,
     ) -> dict[str, float | None]:
-        """Measure a model with these moving buffers on the test data. Return None for values without data."""
+        """Measure a model with these moving buffers on the test data. Return None for values without data.
+
+        If clients use models of their own, those are measured.
+        """
 
     def diagnose(self, algorithm: Algorithm, replies: Replies) -> Divergence:
         """Return where a round diverged."""
@@ -119,6 +129,8 @@ class Roster:
         batch_size: samples per step; None for all of a client's samples.
         gradients: the local gradients of clients.
         aggregate: the robust rule in place of sums over clients; None for the sums.
+        layout: how the module's parameters lie in x.
+        labels: the classes that clients hold; None if they are not known.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -127,6 +139,8 @@ class Roster:
     batch_size: int | None
     gradients: GradientService
     aggregate: Aggregation | None = None
+    layout: Layout | None = None
+    labels: LabelService | None = None
 
     @classmethod
     def of(
@@ -135,6 +149,8 @@ class Roster:
         batch_size: int | None,
         gradients: GradientService,
         aggregate: Aggregation | None = None,
+        layout: Layout | None = None,
+        labels: LabelService | None = None,
     ) -> Roster:
         """Make a roster of clients that are weighted by their samples, which are summed in exact integers.
 
@@ -144,7 +160,8 @@ class Roster:
         """
         total = sum(sizes)
         weights = np.array([float(Fraction(size, total)) for size in sizes])
-        return cls(np.array(sizes, np.int64), list(sizes), weights, batch_size, gradients, aggregate)
+        numbers = np.array(sizes, np.int64)
+        return cls(numbers, list(sizes), weights, batch_size, gradients, aggregate, layout, labels)
 
     def cohort(
         self,
@@ -172,6 +189,8 @@ class Roster:
             everyone=len(clients) == len(self.sizes),
             service=self.gradients,
             aggregate=self.aggregate,
+            layout=self.layout,
+            labels=self.labels,
         )
 
 
@@ -232,7 +251,14 @@ class Simulated:
         ranks = current_ranks().share(checked_counts(steps, 0, M, setup.seed))
         gradients = LastGradients()
         roster = Roster(
-            federation.sizes, federation.masses, federation.weights, setup.batch_size, gradients, setup.aggregate
+            federation.sizes,
+            federation.masses,
+            federation.weights,
+            setup.batch_size,
+            gradients,
+            setup.aggregate,
+            vector_model.layout,
+            Labels(federation),
         )
         return cls(setup, federation, vector_model, workload, steps, clock, ranks, vector_model.initial(), roster)
 
@@ -252,6 +278,11 @@ class Simulated:
             self._engine = self._engines[together, record]
             self._gradients.service = self.engine.gradients
             yield
+
+    @property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """omega_i of all clients, [M]."""
+        return self.roster.weights
 
     @property
     def engine(self) -> Engine:
@@ -289,7 +320,7 @@ class Simulated:
             {"x": self.x},
             ClientTable(self.federation.num_clients, folder),
             first_buffers=first_buffers(self.model, self.setup.buffers),
-            own_buffers=self.setup.buffers == "local",
+            own_buffers=self.setup.buffers == "local" or algorithm.traits.own_buffers,
         )
 
     def start(self, server: Server) -> Spent:
@@ -299,7 +330,12 @@ class Simulated:
         self._gradients.buffers_of = server.buffers_of
         server.start(
             Population(
-                self.federation.weights, self._gradients, local, self.ranks.total, aggregate=self.setup.aggregate
+                self.federation.weights,
+                self._gradients,
+                local,
+                self.ranks.total,
+                aggregate=self.setup.aggregate,
+                layout=self.roster.layout,
             )
         )
         if server.algorithm.traits.start == "nothing":
@@ -352,8 +388,11 @@ class Simulated:
         plans, clients = [order.plan for order in orders], [order.cohort.clients for order in orders]
         if not any(map(len, plans)):  # no client of this process takes part
             no_loss = torch.zeros(0, dtype=torch.float64, device=orders[0].x.device)
+            none = orders[0].x.new_empty((0, len(orders[0].x)))
             return [
-                Result(order.x.new_empty((0, len(order.x))), no_loss, buffers=order.plan.buffers)
+                Result(
+                    none, no_loss, buffers=order.plan.buffers, second=None if order.plan.second is None else none
+                )
                 for order in orders
             ]
         round = orders[0].whole.round
@@ -367,7 +406,15 @@ class Simulated:
             together = self.engine.run(Plan.join(some), starts, np.concatenate([clients[i] for i in group]), round)
             for i, result in zip(group, together.split(some), strict=True):
                 results[i] = result
-        return [result for result in results if result is not None]
+        done = [result for result in results if result is not None]
+        return [self._with_second(order, result) for order, result in zip(orders, done, strict=True)]
+
+    def _with_second(self, order: Order, result: Result) -> Result:
+        """Return a result with the members' second models, if the plan asks for them."""
+        if order.plan.second is None:
+            return result
+        second = self.engine.run(order.plan.of_second(), order.x, order.cohort.clients, order.whole.round)
+        return dataclasses.replace(result, second=second.models)
 
     def _spent(
         self,
@@ -392,13 +439,15 @@ class Simulated:
         x: Tensor,
         metrics: Mapping[str, Metric],
         buffers: Tensor | None = None,
-        own_buffers: Tensor | None = None,
+        own: OwnModels | None = None,
     ) -> Measures:
         """Measure a model on the test data. The first process does so for all."""
         steps = self.mean_steps if has_client_tests(self.federation) else None
         measured = None
         if self.ranks.rank == 0:
-            measured = evaluate(self.workload, x, metrics, buffers, steps, own_buffers)
+            measured = evaluate(self.workload, x, metrics, buffers, steps, own)
+        elif own is not None:
+            own.pass_on()
         if self.ranks.size == 1 and measured is not None:
             return measured
         return Measures.from_plain(self.ranks.agree({} if measured is None else measured.plain()))
@@ -476,6 +525,23 @@ class StepsBefore:
             self._total[present] += K[present]
         self._round = round
         return self._total
+
+
+class Labels:
+    """The classes that the clients of a federation hold."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._held: npt.NDArray[np.bool_] | None = None
+
+    def __call__(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
+        """Return which classes clients hold, [m, classes]; None if targets are not labels."""
+        if self._held is None:
+            counts = label_counts(self._federation, np.arange(self._federation.num_clients))
+            if counts is None:
+                return None
+            self._held = counts > 0
+        return self._held[clients]
 
 
 class LastGradients:

@@ -211,8 +211,10 @@ class Run:
     def _evaluate(self) -> Measures:
         """Measure the global model, and keep the results of each client."""
         metrics = self.setup.metrics or {}
-        own_buffers = self.server.all_buffers(self.ranks) if has_client_tests(self.federation) else None
-        measured = Measures.of(self.fleet.evaluate(self.server.x, metrics, self.server.buffers, own_buffers))
+        own = self.server.own_models(self.fleet.weights, self.ranks, self.fleet.model.layout)
+        if own is not None and not own.personal and not has_client_tests(self.federation):
+            own = None
+        measured = Measures.of(self.fleet.evaluate(self.server.x, metrics, self.server.buffers, own))
         self.per_client = measured.per_client
         return measured
 

@@ -5,16 +5,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedagrac.data.trees import map_leaves
 from fedagrac.errors import InputError, count
 
-__all__ = ["Metric", "accuracy", "class_dimension", "hits", "mae", "mse", "perplexity", "r2", "rmse", "top_k"]
+__all__ = [
+    "Metric",
+    "accuracy",
+    "class_dimension",
+    "hits",
+    "joined_outputs",
+    "mae",
+    "mse",
+    "perplexity",
+    "r2",
+    "rmse",
+    "top_k",
+]
 
 Metric = Callable[[Any, Any], "Tensor | float"]
 """A function (output, target) -> scalar over the whole test set; output and target may be trees of tensors."""
@@ -187,3 +200,14 @@ def _shape(value: Any) -> str:
 def _ratio(part: Tensor, whole: Tensor) -> float:
     """Return part / whole, NaN if there is nothing to count."""
     return int(part) / int(whole) if int(whole) else float("nan")
+
+
+def joined_outputs(chunks: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return the output and the target of all chunks, each leaf concatenated along dimension 0.
+
+    Examples:
+        >>> joined_outputs([(torch.tensor([1]), torch.tensor([2])), (torch.tensor([3]), torch.tensor([4]))])
+        (tensor([1, 3]), tensor([2, 4]))
+    """
+    joined: tuple[Any, Any] = map_leaves(lambda *parts: torch.cat(parts), *chunks)
+    return joined

@@ -15,6 +15,7 @@ from fedagrac.core.local import check_plan
 from fedagrac.errors import FedagracError, InputError
 from fedagrac.rounds.exchange import Order
 from fedagrac.rounds.interrupts import Held
+from fedagrac.rounds.own_models import OwnModels
 from fedagrac.rounds.record import History
 from fedagrac.storage.checkpoints import BUFFERS, CheckpointError, check_fits
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fedagrac.algorithms import Algorithm
     from fedagrac.algorithms.base import Rows, State
     from fedagrac.core.cohort import Cohort, Population
+    from fedagrac.core.layout import Layout
     from fedagrac.engines import Ranks
     from fedagrac.rounds.exchange import Replies
     from fedagrac.storage.checkpoints import Checkpoint
@@ -142,20 +144,32 @@ class Server:
             return self.buffers.expand(len(clients), -1)
         return self.table.rows(clients)[BUFFERS]
 
-    def all_buffers(self, ranks: Ranks) -> Tensor | None:
-        """Return the moving buffers of all clients, [M, q], on all processes; None if clients share them.
+    def own_models(self, weights: npt.NDArray[np.float64], ranks: Ranks, layout: Layout) -> OwnModels | None:
+        """Return the models that clients use; None if all use the server's model with its moving buffers.
 
-        Clients that have not taken part yet have those of the user's module.
+        A client that has not taken part yet uses the server's model, with the buffers of the user's module.
         """
-        if self.first_buffers is None or not self.own_buffers:
+        personal = self.algorithm.traits.personal
+        first = self.first_buffers if self.own_buffers else None
+        if first is None and not personal:
             return None
-        clients, rows = self.table.export()
-        everyone = np.arange(self.table.num_clients)
-        local = torch.from_numpy(ranks.own(everyone)).to(self.first_buffers.device)
-        buffers = torch.where(local[:, None], self.first_buffers, 0.0)
-        if len(clients):
-            buffers[torch.from_numpy(clients).to(buffers.device)] = rows[BUFFERS].to(buffers.device)
-        return ranks.total(buffers)
+
+        def of(client: int) -> tuple[Tensor, Tensor | None]:
+            here = np.array([client])
+            seen, local = len(self.table.unseen(here)) == 0, bool(ranks.own(here)[0])
+            x, buffers = self.x, first
+            if seen:
+                rows = self.table.rows(here)
+                own = rows.pop(BUFFERS, None)
+                buffers = None if own is None else own[0]
+                x = self.algorithm.own_models(self.state, rows, layout)[0] if personal else x
+            if ranks.size > 1 and personal:
+                x = ranks.total(x if local else torch.zeros_like(x))
+            if ranks.size > 1 and buffers is not None:
+                buffers = ranks.total(buffers if local else torch.zeros_like(buffers))
+            return x, self.buffers if buffers is None else buffers
+
+        return OwnModels(weights, of, personal)
 
     @property
     def saved_state(self) -> State:
@@ -176,6 +190,9 @@ class Server:
                 rows = {**rows, BUFFERS: replies.result.buffers}
         self.table.put(cohort.clients, rows)
         loss = np.dot(cohort.weights, replies.result.loss.cpu().numpy())
+        second = replies.result.second
+        if second is not None and not bool(torch.isfinite(second).all()):
+            loss = np.nan  # the clients' own models diverged
         return float(cohort.total(torch.tensor(loss, dtype=torch.float64)))
 
     def _check_names(self, method: str, given: Iterable[str], declared: Iterable[str]) -> None:

@@ -1,0 +1,227 @@
+"""HeteroFL: weak devices train narrower sub-networks of the same model.
+
+Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous
+Clients", ICLR 2021.
+
+A client of width r holds the leading ceil(r n) of the n channels of every hidden layer. The input of the first
+layer and the output of the last one are whole. A coordinate of the global model becomes the weighted mean over the
+clients that hold it, and stays as it is if none does. While a client trains, its hidden layers divide their output
+by r (the scaler), and the scores of classes that it does not hold are 0 and do not train (the masked loss).
+
+The sub-network is a mask over the vector of the whole model, so a narrow client costs this machine as much as a
+wide one. The simulated clock counts the share of the coordinates that it holds. Under unequal steps, fast clients
+weigh more in the mean, as in FedAvg.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from fedagrac.algorithms.base import Cost, Rows, State, Stateless, Traits, average
+from fedagrac.core.layout import Layout, Parameter
+from fedagrac.core.local import Plan, Result
+from fedagrac.errors import InputError, flag, positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedagrac.core.cohort import Cohort, Population
+
+__all__ = ["HeteroFL"]
+
+PRODUCTS = ("Linear", "Conv1d", "Conv2d", "Conv3d")
+"""Layers whose weight is [channels out, channels in, ...]."""
+
+PER_CHANNEL = ("GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "PReLU")
+"""Layers with numbers for each channel, or one for all."""
+
+
+@dataclass(frozen=True)
+class HeteroFL(Stateless):
+    """Start from m_i o x~ and train the coordinates in m_i; x_j = the mean of x_ij over those who hold j.
+
+    Attributes:
+        levels: the widths, above 0 and at most 1. Client i has the width levels[i mod n].
+        scaler: whether hidden layers divide their output by the width while a client trains.
+        masked_loss: whether classes that a client does not hold are left out of its loss.
+
+    Examples:
+        >>> from fedagrac.core.layout import Layout, Parameter
+        >>> layout = Layout((Parameter("0.weight", (2, 1), "Linear"), Parameter("1.weight", (1, 2), "Linear")))
+        >>> HeteroFL(lr=0.1).held(layout, width=0.5).tolist()
+        [True, False, True, False]
+    """
+
+    levels: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    scaler: bool = True
+    masked_loss: bool = True
+
+    cites: ClassVar[tuple[str, ...]] = ("heterofl",)
+
+    @property
+    def name(self) -> str:
+        """The registered name."""
+        return "heterofl"
+
+    @property
+    def traits(self) -> Traits:
+        """The server keeps x alone. The masked loss needs the classes that clients hold."""
+        return Traits(labels=self.masked_loss)
+
+    def check(self) -> None:
+        """Check every setting."""
+        levels: object = self.levels
+        if not isinstance(levels, tuple | list) or not levels:
+            raise InputError("levels", levels, "widths above 0 and at most 1, such as (1.0, 0.5, 0.25)")
+        for i, level in enumerate(levels):
+            if positive(f"levels[{i}]", level) > 1:
+                raise InputError(f"levels[{i}]", level, "a width above 0 and at most 1")
+        object.__setattr__(self, "levels", tuple(float(level) for level in levels))
+        flag("scaler", self.scaler)
+        flag("masked_loss", self.masked_loss)
+
+    def start(self, x: Tensor, population: Population) -> State:
+        """Return the model. Refuse robust rules, and layers whose sub-networks are not known."""
+        if population.aggregate is not None:
+            accepted = "no robust rule: different clients hold different coordinates, so they cannot be compared"
+            raise InputError("aggregate", population.aggregate, accepted)
+        for width in set(self.levels):
+            self.held(_layout(population.layout, len(x)), width)
+        return {"x": x}
+
+    def held(self, layout: Layout, width: float) -> Tensor:
+        """Return which coordinates a client of this width holds, [d]."""
+        inside = _Hidden.of(layout)
+        return torch.cat([inside.held(parameter, width).reshape(-1) for parameter in layout.parameters])
+
+    def masks(self, cohort: Cohort, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return m_i and the factors of the scaler for each member, [m, d]; None if all members hold all."""
+        layout = _layout(cohort.layout, len(x))
+        widths = [self.levels[int(client) % len(self.levels)] for client in cohort.clients]
+        held = {width: self.held(layout, width) for width in set(widths)}
+        scores = self._scores(cohort, layout)
+        if scores is None and all(bool(rows.all()) for rows in held.values()):
+            return None
+        mask = torch.stack([held[width] for width in widths])
+        if scores is not None:
+            mask &= scores
+        factors = torch.ones(mask.shape, dtype=x.dtype)
+        for parameter, span in layout.spans():
+            if self.scaler and _Hidden.of(layout).scales(parameter):
+                factors[:, span] = (1 / torch.tensor(widths, dtype=torch.float64))[:, None].to(x.dtype)
+        return mask.to(x.device, x.dtype), factors.to(x.device)
+
+    def _scores(self, cohort: Cohort, layout: Layout) -> Tensor | None:
+        """Return which coordinates do not make scores of absent classes, [m, d]; None if no class is absent."""
+        labels = None if cohort.labels is None or not self.masked_loss else cohort.labels(cohort.clients)
+        last = _Hidden.of(layout).last
+        classes = next((p.shape[0] for p in layout.parameters if p.layer == last), 1)
+        if labels is None or classes == 1 or labels.shape[1] > classes:
+            return None
+        held = torch.zeros((len(cohort), classes), dtype=torch.bool)
+        held[:, : labels.shape[1]] = torch.from_numpy(labels)
+        if bool(held.all()):
+            return None
+        kept = torch.ones((len(cohort), layout.size), dtype=torch.bool)
+        for parameter, span in layout.spans():
+            if parameter.layer == last:
+                kept[:, span] = held.repeat_interleave(parameter.size // classes, dim=1)
+        return kept
+
+    def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
+        """Return a plan of sub-networks."""
+        plan = Plan.of(cohort.steps, self.lr_in(cohort), local=self.local)
+        masks = self.masks(cohort, state["x"])
+        if masks is None:
+            return plan
+        mask, factors = masks
+        scale = factors if self.scaler and bool((factors != 1).any()) else None
+        return replace(plan, start=mask * state["x"], mask=mask, scale=scale)
+
+    def aggregate(
+        self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
+    ) -> tuple[State, Rows]:
+        """Return the mean of every coordinate over the clients that hold it."""
+        if plan.mask is None:
+            return {"x": average(cohort, result)}, {}
+        weight = cohort.sum(cohort.weights, plan.mask)
+        total = cohort.sum(cohort.weights, plan.mask * result.models)
+        return {"x": torch.where(weight > 0, total / weight, state["x"])}, {}
+
+    def cost(self, cohort: Cohort) -> Cost:
+        """Return the cost: the sub-network down, and up."""
+        return Cost.of(cohort, down=1, up=1)
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """Which axes of a model's parameters are hidden channels: all but the input and the output.
+
+    Attributes:
+        first: the layer that reads the input.
+        last: the layer that makes the output.
+    """
+
+    first: str
+    last: str
+
+    @classmethod
+    def of(cls, layout: Layout) -> _Hidden:
+        """Return the first and the last layer with weights."""
+        reading = [p.layer for p in layout.parameters if p.kind in (*PRODUCTS, "Embedding")]
+        making = [p.layer for p in layout.parameters if p.kind in PRODUCTS]
+        return cls(reading[0] if reading else "", making[-1] if making else "")
+
+    def scales(self, parameter: Parameter) -> bool:
+        """Return whether the scaler divides the output of the parameter's layer."""
+        return parameter.kind in (*PRODUCTS, "Embedding") and parameter.layer != self.last
+
+    def held(self, parameter: Parameter, width: float) -> Tensor:
+        """Return which numbers of a parameter a client of this width holds, like the parameter."""
+        held = torch.ones(parameter.shape, dtype=torch.bool)
+        if width == 1:
+            return held
+        for axis, whole in self._axes(parameter).items():
+            if not whole:
+                held.narrow(axis, kept := _kept(parameter, axis, width), parameter.shape[axis] - kept).fill_(False)
+        return held
+
+    def _axes(self, parameter: Parameter) -> Mapping[int, bool]:
+        """Return the axes of a parameter that are channels, and whether each is whole."""
+        kind, layer, dims = parameter.kind, parameter.layer, len(parameter.shape)
+        if kind in PRODUCTS and dims == 1:
+            return {0: layer == self.last}
+        if kind in PRODUCTS and parameter.groups == 1:
+            return {0: layer == self.last, 1: layer == self.first}
+        if kind in PRODUCTS and parameter.shape[1] == 1:  # a depthwise convolution
+            return {0: layer == self.last}
+        if kind == "Embedding":
+            return {0: layer == self.first, 1: False}
+        if kind in PER_CHANNEL and dims == 1:
+            return {0: parameter.shape[0] == 1}
+        known = ", ".join((*PRODUCTS, "depthwise convolutions", "Embedding", *PER_CHANNEL))
+        accepted = f"layers of which narrow sub-networks are known, {known}, or levels of 1.0 alone"
+        raise InputError(f"model parameter {parameter.name}", kind, accepted)
+
+
+def _kept(parameter: Parameter, axis: int, width: float) -> int:
+    """Return how many of the channels along an axis a client of this width holds: whole groups of them."""
+    channels = parameter.shape[axis]
+    kept = math.ceil(width * channels)
+    in_group = channels // parameter.groups if parameter.kind == "GroupNorm" else 1
+    if kept % in_group:
+        accepted = f"widths at which {channels} channels in groups of {in_group} are cut between groups"
+        raise InputError(f"levels of {parameter.layer}", width, accepted)
+    return kept
+
+
+def _layout(layout: Layout | None, size: int) -> Layout:
+    """Return the layout of a model of this size; refuse another one, or none."""
+    if layout is None or layout.size != size:
+        raise InputError("layout", layout, f"the layout of a module with {size} parameters")
+    return layout

@@ -1,0 +1,149 @@
+"""HeteroFL: sub-networks are those of narrower modules, and every coordinate is averaged over those who hold it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedagrac as fg
+import numpy_rivals as reference
+from quadratics import SIZES, D, K, quadratics
+
+ETA, ROUNDS, LEVELS = 0.01, 5, (1.0, 0.5, 0.3)
+HIDDEN = 5
+
+
+def two_layers():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(D, HIDDEN, bias=False), nn.Linear(HIDDEN, 1, bias=False)).double()
+
+
+def path_of(algorithm, **options):
+    kept = []
+
+    class Keep(fg.Callback):
+        def on_round(self, run, record):
+            kept.append(run.state["x"].numpy())
+
+    quadratics().simulate(algorithm, rounds=ROUNDS, module=two_layers(), callbacks=[Keep()], **options)
+    return np.array(kept)
+
+
+@pytest.mark.parametrize("scaler", [True, False])
+@pytest.mark.parametrize("participation", [None, 2])
+@pytest.mark.parametrize("engine", ["serial", "lanes"])
+def test_every_round_is_that_of_small_matrices(scaler, participation, engine):
+    """With 2 of 6 clients, some rounds have no client of full width, and coordinates stay as they are."""
+    ours = path_of(fg.HeteroFL(lr=ETA, levels=LEVELS, scaler=scaler), participation=participation, engine=engine)
+    drawn = fg.Participation(participation or 6)
+    cohorts = [drawn.draw(t, np.array(SIZES) / sum(SIZES), 0)[0].tolist() for t in range(ROUNDS)]
+    q, weights = quadratics(), [layer.weight.detach().numpy() for layer in two_layers()]
+    data = list(zip(q.A, q.b, strict=True))
+    theirs = np.array(reference.heterofl(data, SIZES, K, weights, ETA, cohorts, LEVELS, scaler))
+    assert np.abs(ours - theirs).max() <= 1e-10 * np.abs(theirs).max()
+
+
+def test_with_full_width_alone_heterofl_is_fedavg_exactly():
+    assert np.array_equal(path_of(fg.HeteroFL(lr=ETA, levels=(1.0,))), path_of(fg.FedAvg(lr=ETA)))
+
+
+class Net(nn.Module):
+    """A convolutional net of a given width. In training, hidden layers divide their output by `rate`."""
+
+    def __init__(self, width=1.0, rate=1.0):
+        super().__init__()
+        c1, c2, h = (math.ceil(width * n) for n in (4, 8, 6))
+        self.conv1, self.conv2 = nn.Conv2d(1, c1, 3), nn.Conv2d(c1, c2, 3)
+        self.norm = nn.GroupNorm(c2 // 2, c2)
+        self.fc1, self.fc2 = nn.Linear(4 * c2, h), nn.Linear(h, 3)
+        self.rate = rate
+
+    def forward(self, x):
+        x = torch.relu(self.conv1(x) / self.rate)
+        x = torch.relu(self.norm(self.conv2(x) / self.rate))
+        x = torch.relu(self.fc1(nn.functional.avg_pool2d(x, 2).flatten(1)) / self.rate)
+        return self.fc2(x)
+
+
+def net():
+    torch.manual_seed(5)
+    return Net().double()
+
+
+@pytest.mark.parametrize("engine", ["serial", "lanes"])
+def test_a_client_of_half_width_trains_the_narrow_module_with_scaler_and_masked_loss(engine):
+    """One client of width 1/2 with the classes 0 and 2 of 3, against a plain loop over the narrow module."""
+    rng = np.random.default_rng(2)
+    X, y = rng.normal(size=(12, 1, 8, 8)), rng.choice([0, 2], 12)
+    test = rng.normal(size=(6, 1, 8, 8)), np.array([0, 1, 2, 0, 1, 2])
+    fed = fg.Federation.from_arrays([(X, y)], test=test)
+    result = fg.simulate(
+        net(), fed, fg.HeteroFL(lr=0.2, levels=(0.5,)), rounds=1, steps=fg.Constant(4), batch_size=None,
+        engine=engine, device="cpu",
+    )  # fmt: skip
+    narrow = Net(0.5, rate=0.5).double()
+    whole = net().state_dict()
+    places = {name: tuple(slice(0, n) for n in value.shape) for name, value in narrow.state_dict().items()}
+    narrow.load_state_dict({name: whole[name][place] for name, place in places.items()})
+    optimizer = torch.optim.SGD(narrow.parameters(), lr=0.2)
+    absent = torch.tensor([False, True, False])
+    for _ in range(4):
+        optimizer.zero_grad()
+        scores = narrow(torch.from_numpy(X)).masked_fill(absent, 0.0)
+        nn.functional.cross_entropy(scores, torch.from_numpy(y)).backward()
+        optimizer.step()
+    expected = dict(whole)
+    for name, value in narrow.state_dict().items():
+        expected[name] = whole[name].clone()
+        expected[name][places[name]] = value
+    expected["fc2.weight"][1], expected["fc2.bias"][1] = whole["fc2.weight"][1], whole["fc2.bias"][1]
+    for name, value in expected.items():
+        assert torch.allclose(result.params[name], value, rtol=1e-10, atol=1e-13), name
+
+
+def digits(n=30):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(n, 1, 8, 8)), rng.integers(0, 3, n)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 3)),
+            {},
+            "LayerNorm.*sub-net",
+        ),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)), {}, "BatchNorm2d"),
+        (
+            nn.Sequential(nn.Conv2d(1, 6, 3), nn.GroupNorm(2, 6), nn.Flatten(), nn.Linear(216, 3)),
+            {},
+            "groups of 3",
+        ),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), {"aggregate": fg.Median()}, "aggregate"),
+    ],
+    ids=["layer norm", "batch norm", "group norm", "median"],
+)
+def test_what_has_no_known_sub_network_is_refused(module, options, message):
+    fed = fg.Federation.from_arrays([digits()] * 3)
+    with pytest.raises(fg.InputError, match=message):
+        fg.simulate(module, fed, fg.HeteroFL(lr=0.1, levels=(1.0, 0.5, 0.25)), **options)
+
+
+@pytest.mark.parametrize("levels", [(), (0.0,), (1.5,), 0.5, ("a",)])
+def test_bad_levels_are_refused(levels):
+    with pytest.raises(fg.InputError, match="levels"):
+        fg.HeteroFL(lr=0.1, levels=levels)
+
+
+def test_all_clients_with_all_classes_have_no_masked_loss():
+    fed = fg.Federation.from_arrays([digits(), digits(40)])
+    masked, plain = (
+        fg.simulate(
+            net(), fed, fg.HeteroFL(lr=0.1, levels=(1.0, 0.5), masked_loss=m), rounds=2, device="cpu"
+        ).vector
+        for m in (True, False)
+    )
+    assert torch.equal(masked, plain)
