@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -178,6 +178,13 @@ class Algorithm(ABC):
         if not isinstance(self.local, LocalOptimizer):
             raise InputError("local", self.local, "a local optimizer, such as fedagrac.SGD(momentum=0.9)")
         self.check()
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        """The keys of its papers, and of those of an algorithm inside it."""
+        values = [getattr(self, setting.name) for setting in fields(self)]
+        inside = [value for value in values if isinstance(value, Algorithm)]
+        return self.cites + tuple(key for one in inside for key in one.papers)
 
     def lr_in(self, cohort: Cohort) -> float:
         """Return eta in the round of a cohort."""

@@ -60,6 +60,7 @@ __all__ = [
     "build_schedule",
     "build_steps",
     "build_stop",
+    "local_table",
     "schedule_table",
     "section",
     "steps_table",
@@ -289,7 +290,7 @@ def build_algorithm(settings: Settings, imports: Imports | None = None) -> Algor
         options["lr"] = positive("lr", options["lr"])
     if isinstance(options.get("local"), dict):
         with section("local"):
-            options["local"] = build_kind(options["local"], OPTIMIZERS)
+            options["local"] = build_kind(local_table(options["local"]), OPTIMIZERS)
     if "inner" in options:
         with section("inner"):
             options["inner"] = _build_inner(options["inner"], options.get("lr"), imports)
@@ -297,6 +298,16 @@ def build_algorithm(settings: Settings, imports: Imports | None = None) -> Algor
     if is_import_path(name):
         return build_imported(name, options, imports or Imports())
     return algorithm(name, **options)
+
+
+def local_table(settings: Settings) -> dict[str, Any]:
+    """Return the table of a local optimizer; one without a kind is SGD, as is an algorithm without a table.
+
+    Examples:
+        >>> local_table({"momentum": 0.9})
+        {'kind': 'sgd', 'momentum': 0.9}
+    """
+    return {"kind": "sgd", **settings}
 
 
 def _build_inner(settings: Any, lr: Any, imports: Imports | None) -> Algorithm:

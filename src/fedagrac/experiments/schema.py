@@ -34,6 +34,7 @@ from fedagrac.experiments.build import (
     build_partition,
     build_steps,
     build_stop,
+    local_table,
     section,
     steps_table,
     with_defaults,
@@ -282,7 +283,7 @@ def _with_options(table: dict[str, Any]) -> dict[str, Any]:
     defaults = {} if is_import_path(table["name"]) else options_of(table["name"])
     whole = {**{key: value for key, value in defaults.items() if value is not None}, **table}
     if isinstance(whole.get("local"), dict):
-        whole["local"] = with_defaults(whole["local"], OPTIMIZERS)
+        whole["local"] = with_defaults(local_table(whole["local"]), OPTIMIZERS)
     if isinstance(whole.get("inner"), dict):
         whole["inner"] = _with_options(whole["inner"])
     return whole
