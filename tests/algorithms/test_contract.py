@@ -10,6 +10,7 @@ import fedagrac as fg
 from constant_gradients import simulate as simulate_constant
 from fedagrac.algorithms import REGISTRY, options_of
 from fedagrac.core.cohort import Cohort, Population
+from fedagrac.core.layout import Layout, Parameter
 from fedagrac.core.local import Result
 from quadratics import K, Trace, half_square, quadratics
 
@@ -47,6 +48,7 @@ NEUTRAL = {
     "mime": {"momentum": 0.0},
     "fedsam": {"rho": 0.0},
     "fedlesam": {"rho": 0.0},
+    "fedper": {"personal": ()},
 }
 """Settings without the algorithm's own part."""
 
@@ -109,10 +111,13 @@ def test_moving_the_origin_moves_the_trajectory(name):
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("sampling", ["replacement", "shuffle", "cyclic"])
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(name, sampling):
+    # the module of the quadratics has one layer, which would be personal
+    algorithm = fg.algorithm(name, lr=0.02, **({"personal": ()} if name == "fedper" else {}))
+
     def final(seed):
         q = quadratics()
         return fg.simulate(
-            q.module(torch.float32), q.federation(), fg.algorithm(name, lr=0.02), rounds=3, steps=fg.Explicit([K]),
+            q.module(torch.float32), q.federation(), algorithm, rounds=3, steps=fg.Explicit([K]),
             batch_size=4, loss=half_square, sampling=sampling, seed=seed, device="cpu",
         ).vector  # fmt: skip
 
@@ -361,8 +366,9 @@ class Tried:
             self.asked.append(batch)
             return torch.arange(1.0, 1 + 2 * len(clients), dtype=torch.float64).reshape(-1, 2)
 
-        self.state = algorithm.start(x, Population(weights, service))
-        cohort = Cohort(0, np.arange(n), np.array(steps), [1] * n, weights, epochs, True, service)
+        layout = Layout((Parameter("body.weight", (1, 1), "Linear"), Parameter("head.weight", (1, 1), "Linear")))
+        self.state = algorithm.start(x, Population(weights, service, layout=layout))
+        cohort = Cohort(0, np.arange(n), np.array(steps), [1] * n, weights, epochs, True, service, layout=layout)
         self.rows = algorithm.enter(self.state, cohort)
         self.asked_at_the_start, self.asked = self.asked, []
         self.plan = algorithm.plan(self.state, self.rows, cohort)
@@ -372,7 +378,8 @@ class Tried:
         first = gradient if self.plan.first_steps.any() else None
         total = gradient * torch.tensor(steps)[:, None] if self.plan.accumulate else None
         models = x - lr * (gradient + correction)
-        result = Result(models, torch.zeros(n, dtype=torch.float64), first, total)
+        second = None if self.plan.second is None else models
+        result = Result(models, torch.zeros(n, dtype=torch.float64), first, total, second=second)
         self.after, self.rows_after = algorithm.aggregate(self.state, self.rows, cohort, self.plan, result)
 
 

@@ -1,4 +1,4 @@
-"""HeteroFL: sub-networks are those of narrower modules, and every coordinate is averaged over those who hold it."""
+"""HeteroFL: sub-networks are narrower modules, and a coordinate is averaged over the clients that hold it."""
 
 import math
 

@@ -188,7 +188,6 @@ def net():
 
 
 def trained(algorithm, **given):
-    kept = Models.__new__(Models)
     owned = {}
 
     class Keep(fg.Callback):
@@ -197,7 +196,6 @@ def trained(algorithm, **given):
                 rows = run.table.rows(np.array([i]))
                 owned[i] = run.algorithm.own_models(run.state, rows, run.fleet.model.layout)[0]
 
-    del kept
     data = [classes(seed) for seed in range(3)]
     fed = fg.Federation.from_arrays(data, **given)
     result = fg.simulate(

@@ -70,6 +70,10 @@ _IN_ORDER = (
     Look("#08a608", SOLID),
     Look("#f20cad", LONG),
     Look("#886bb2", DASH_DOT),
+    Look("#0a936f", DASHED),
+    Look("#4b6898", DOTTED),
+    Look("#bb2f60", LONG),
+    Look("#c068fd", DASH_DOT_DOT),
 )
 
 LOOKS = dict(zip(REGISTRY, _IN_ORDER, strict=True))
