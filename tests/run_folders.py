@@ -51,9 +51,9 @@ def record(number, accuracy=None, test_loss=None, train_loss=1.0, **more):
 
 
 def write_run(folder, records, algorithm="fedavg", status="finished", reason="all rounds done", **settings):
-    """Write a run folder and return it; `label` and `lr` go to the algorithm, other settings to the experiment."""
+    """Write a run folder and return it; `label`, `lr` and `inner` go to the algorithm."""
     folder.mkdir(parents=True, exist_ok=True)
-    entry = {"name": algorithm, **{key: settings.pop(key) for key in ("label", "lr") if key in settings}}
+    entry = {"name": algorithm, **{key: settings.pop(key) for key in ("label", "lr", "inner") if key in settings}}
     experiment = {"name": "written", "seed": 0, **settings, "algorithm": [entry]}
     (folder / "experiment.toml").write_text(tomli_w.dumps(experiment))
     (folder / "environment.json").write_text(json.dumps({"torch": "2.13.0", "device": "cpu"}))

@@ -1,4 +1,4 @@
-"""Run every algorithm on digits in each process of a sharded test; rank 0 writes the histories."""
+"""Run every algorithm, and one that draws, on digits in each process of a sharded test; rank 0 writes."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ import torch
 import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.engines.ranks import leave_ranks, start_ranks
+from keyed_noise import Noisy
 
 
 def histories(participation):
@@ -16,9 +17,10 @@ def histories(participation):
     fed = fg.Federation.load("digits", clients=5, partition=fg.Dirichlet(0.3))
     model = fg.models.build("logistic", features=64, classes=10)
     columns = {}
-    for name in sorted(REGISTRY):
+    algorithms = {name: fg.algorithm(name, lr=0.1) for name in sorted(REGISTRY)}
+    for name, algorithm in {**algorithms, "noisy": Noisy(lr=0.1)}.items():
         result = fg.simulate(
-            model, fed, fg.algorithm(name, lr=0.1), rounds=4, steps=fg.Linear(2, 4), batch_size=10, eval_every=3,
+            model, fed, algorithm, rounds=4, steps=fg.Linear(2, 4), batch_size=10, eval_every=3,
             participation=participation,
         )  # fmt: skip
         keys = ("test_accuracy", "test_loss", "train_loss", "bytes_total", "sim_time", "fast", "clients")

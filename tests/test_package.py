@@ -99,15 +99,28 @@ def test_every_exported_name_exists_and_is_documented():
 
 
 def test_every_algorithm_has_a_page_and_a_row():
-    """The table in the docs and the names in the README are those that the code makes."""
-    page = (ROOT / "docs" / "algorithms" / "index.md").read_text()
-    assert f"\n{table.table()}\n" in page
-    assert f"  {table.names()}." in (ROOT / "README.md").read_text()
+    """The tables in the docs and in the README are those that the code makes."""
+    for page, pages in (("docs/algorithms/index.md", ""), ("README.md", "docs/algorithms/")):
+        text = (ROOT / page).read_text()
+        assert f"\n{table.BEGIN}\n{table.table(pages)}\n\n{table.END}\n" in text, f"{table.BEGIN} in {page}"
     for name, (cls, _) in fg.algorithms.REGISTRY.items():
         assert table.table().count(f"[`{name}`]") == 1
         text = (ROOT / "docs" / "algorithms" / f"{cls.__module__.rpartition('.')[2]}.md").read_text()
         assert f"::: fedagrac.{cls.__name__}\n" in text
         assert "## Unequal step counts" in text
+
+
+def test_the_table_is_written_between_its_marks(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    table.write_table(page)
+    assert page.read_text() == f"before\n{table.BEGIN}\n{table.table('docs/algorithms/')}\n\n{table.END}\nafter\n"
+    row = next(line for line in page.read_text().splitlines() if "`fedagrac`" in line)
+    assert row.endswith("| none | 8 d | 4 d, 8 d if fast |")
+    page.write_text(f"before\n{table.BEGIN}\nold\n")
+    with pytest.raises(fg.InputError, match="without marks"):
+        table.write_table(page)
+    assert page.read_text().endswith("old\n")
 
 
 def test_the_package_is_typed():

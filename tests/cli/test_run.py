@@ -284,7 +284,7 @@ def test_bad_settings_exit_with_2_and_write_nothing(settings, message, capsys):
         (b'name = "x"\n[steps]\nkind = "constant"\nsteps = 3', "algorithm"),
         (b'name = "x"\n[steps]\nkind = "constant"\nsteps = 3\n[[algorithm]]\nname = "fedavg"', "lr"),
         (b'name = "x"\n[steps]\nkind = "constant"\n[[algorithm]]\nname = "fedavg"\nlr = 1', "steps.steps"),
-        (b'name = "x"\nsteps = 3\n[[algorithm]]\nname = "fedavg"\nlr = 1', "steps = 3"),
+        (b'name = "x"\nsteps = 0\n[[algorithm]]\nname = "fedavg"\nlr = 1', "steps = 0"),
     ],
 )
 def test_bad_files_exit_with_2(content, message, tmp_path, capsys):

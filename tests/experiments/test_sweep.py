@@ -9,13 +9,15 @@ from dataclasses import replace
 import pytest
 import tomli_w
 
+import fedagrac as fg
 from fedagrac.callbacks import Checkpoints
 from fedagrac.callbacks.progress import Progress
 from fedagrac.cli.app import main
 from fedagrac.errors import InputError
+from fedagrac.experiments.overrides import apply_settings
 from fedagrac.experiments.run import prepare
 from fedagrac.experiments.schema import Experiment
-from fedagrac.experiments.sweep import Choice, Point, Sweep, at_the_edge, best_choices, read_axes
+from fedagrac.experiments.sweep import Choice, Point, Sweep, at_the_edge, best_choices, read_axes, with_setting
 from fedagrac.report.heatmaps import HeatMap, plot_heat_maps
 from fedagrac.rounds.api import simulate, simulate_many
 from fedagrac.storage.checkpoints import read_checkpoint
@@ -75,7 +77,7 @@ def test_values_may_be_words_numbers_or_tables():
         ("algorithm.lr", "algorithm.KEY"),
         ("steps.variance=0,1", "`set`"),
         ("algorithm.nu=1,2", "did you mean 'mu'"),
-        ("algorithm.fedavg.mu=1,2", "one of lr"),
+        ("algorithm.fedavg.mu=1,2", "one of local, lr"),
         ("algorithm.fednova.lr=1,2", "fedavg, prox"),
         ("algorithm.lr=0.1,0.1", "different values"),
         ("algorithm.lr=0.1,,0.2", "different values"),
@@ -246,3 +248,87 @@ def test_runs_side_by_side_resume_after_the_same_round(tmp_path):
     assert [a.vector.tolist() for a in again] == [w.vector.tolist() for w in whole]
     with pytest.raises(InputError, match="after the same round"):
         run(resume=[stored[0], None], **shared)
+
+
+# settings inside tables
+
+NESTED = {
+    **TABLE,
+    "lr": {"kind": "exponential", "first": 0.1, "factor": 0.9},
+    "algorithm": [
+        {"name": "fedavg"},
+        {"name": "fedprox", "local": {"kind": "adam"}, "lr": 0.3},
+        {"name": "fedavgm", "inner": {"name": "fedagrac"}, "local": {"momentum": 0.5}},
+    ],
+}
+
+
+def made(grid):
+    """Return the algorithms of every point of a grid, by label."""
+    (experiment,) = Sweep.of(NESTED, grid, seeds=1).experiments
+    return {entry.label: entry.build(experiment.lr) for entry in experiment.algorithm}
+
+
+def test_fields_of_local_optimizers_vary_where_the_optimizer_has_them():
+    points = made(["algorithm.local.momentum=0,0.9"])
+    assert list(points) == [
+        "fedavg local.momentum=0", "fedavg local.momentum=0.9", "fedprox",
+        "fedavgm local.momentum=0", "fedavgm local.momentum=0.9",
+    ]  # fmt: skip
+    assert points["fedavg local.momentum=0.9"].local == fg.SGD(momentum=0.9)
+    assert points["fedprox"].local == fg.Adam()
+    only = made(["algorithm.fedprox.local.eps=1e-4,1e-3"])
+    assert [point.local for label, point in only.items() if "eps" in label] == [
+        fg.Adam(eps=1e-4),
+        fg.Adam(eps=1e-3),
+    ]
+    kinds = made(["algorithm.fedavg.local.kind=sgd,adamw", "algorithm.fedavg.lr=0.1"])
+    assert [point.local for point in kinds.values()][:2] == [fg.SGD(), fg.AdamW()]
+
+
+def test_fields_of_schedules_vary_where_the_step_size_has_them():
+    """FedAvg and FedAvgM have the schedule of the experiment, FedProx a number."""
+    points = made(["algorithm.lr.factor=0.5,0.8"])
+    assert points["fedavg lr.factor=0.5"].lr == fg.schedule.Exponential(0.1, 0.5)
+    assert points["fedavgm lr.factor=0.8"].lr == fg.schedule.Exponential(0.1, 0.8)
+    assert points["fedprox"].lr == 0.3
+
+
+def test_settings_of_an_algorithm_inside_another_vary():
+    points = made(["algorithm.inner.calibration=0.1,1", "algorithm.fedavgm.momentum=0,0.5"])
+    assert len(points) == 2 + 4
+    assert points["fedavgm inner.calibration=0.1 momentum=0.5"].inner.calibration == 0.1
+
+
+@pytest.mark.parametrize(
+    ("axis", "message"),
+    [
+        ("algorithm.local.momentm=0,1", "did you mean 'momentum'"),
+        ("algorithm.local.momentum.x=1", "local.momentum is none"),
+        ("algorithm.fedprox.lr.factor=1", "lr is none"),
+        ("algorithm.fedavg.inner.mu=1", "inner is none"),
+        ("algorithm.fedagv.local.momentum=1", "did you mean 'fedavg'"),
+        ("algorithm..lr=1", "algorithm.KEY=VALUE"),
+        ("algorithm.local.momentum=2", r"local.momentum = 2"),
+    ],
+)
+def test_axes_inside_tables_that_do_not_exist_are_refused(axis, message):
+    with pytest.raises(InputError, match=message):
+        made([axis])
+
+
+def test_settings_reach_into_the_tables_of_all_algorithms():
+    settings = ["algorithm.local.clip=1.0", "algorithm.lr.factor=0.5"]
+    with pytest.raises(InputError, match="lr is a value"):
+        apply_settings(NESTED, settings)
+    table = {**NESTED, "algorithm": [NESTED["algorithm"][0], NESTED["algorithm"][2]]}
+    plain, around = (entry.build() for entry in Experiment.of(apply_settings(table, settings)).algorithm)
+    assert (plain.local, around.local) == (fg.SGD(clip=1.0), fg.SGD(momentum=0.5, clip=1.0))
+    assert plain.lr == around.lr == fg.schedule.Exponential(0.1, 0.5)
+
+
+def test_the_best_point_of_a_nested_axis_is_written_as_an_experiment():
+    best = with_setting(NESTED["algorithm"][0], {"local.momentum": 0.9, "lr.factor": 0.5}, NESTED["lr"])
+    built = Experiment.of({**NESTED, "algorithm": [best]}).algorithm[0].build()
+    assert built == fg.FedAvg(lr=fg.schedule.Exponential(0.1, 0.5), local=fg.SGD(momentum=0.9))
+    assert NESTED["lr"]["factor"] == 0.9

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fedagrac as fg
+from fedagrac.algorithms import REGISTRY
 from fedagrac.errors import FedagracError, InputError
 
 pytest.importorskip("flwr", reason="the extra fedagrac[flower] is not installed")
@@ -14,6 +15,7 @@ pytest.importorskip("flwr", reason="the extra fedagrac[flower] is not installed"
 from fedagrac.flower.settings import Settings
 from fedagrac.storage.checkpoints import read_checkpoint_of
 from flower_grid import FED, K, Node, StandIn, close, config, federation, flower, model, vector
+from keyed_noise import Noisy
 
 FIVE = fg.Federation.load("digits", clients=5, partition=fg.Dirichlet(0.5), seed=0)
 K5 = [3, 5, 12, 2, 7]
@@ -68,6 +70,14 @@ def test_a_resumed_run_with_cohorts_has_the_same_numbers(tmp_path):
     resumed = flower(settings, grid)
     assert torch.equal(resumed.state["x"], whole.state["x"])
     assert resumed.history.column("steps") == whole.history.column("steps")
+
+
+def test_an_algorithm_draws_the_random_numbers_of_a_simulation(tmp_path, monkeypatch):
+    monkeypatch.setitem(REGISTRY, "noisy", (Noisy, {}))
+    settings, grid = five(tmp_path, rounds=3, participation=2, algorithm__name="noisy", seed=11)
+    options = {"steps": fg.Explicit([K5]), "batch_size": 10, "engine": "serial", "participation": 2, "seed": 11}
+    expected = fg.simulate(model(None).double(), FIVE, Noisy(lr=0.1), 3, **options)
+    assert close(flower(settings, grid).state["x"], expected.vector)
 
 
 def test_drawn_clients_that_are_not_connected_are_absent(tmp_path):

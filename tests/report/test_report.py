@@ -318,6 +318,12 @@ def test_settings_environment_and_citations_are_on_the_page(tmp_path):
     assert "mcmahan2017fedavg" not in text
 
 
+def test_the_paper_of_an_algorithm_inside_another_is_cited(tmp_path):
+    inside = {"name": "fednova", "inner": {"name": "unknown"}}
+    text = render_page([read_run(write_run(tmp_path, [record(1, 0.5)], "fedadam", inner=inside))])
+    assert all(text.count(key) == 1 for key in ("reddi2021fedopt", "wang2020fednova"))
+
+
 # the federation
 
 

@@ -387,7 +387,7 @@ def test_an_optimiser_loop_gives_the_same_minibatch_run(digits):
         ({"rounds": 0}, "rounds"),
         ({"rounds": 1.5}, "rounds"),
         ({"batch_size": 0}, "batch_size"),
-        ({"steps": 10}, "steps.*Constant"),
+        ({"steps": 10.0}, "steps.*StepSchedule"),
         ({"steps": fg.Explicit([[1, 2]])}, "one for each of 6 clients"),
         ({"sampling": "epoch"}, "sampling"),
         ({"weight_decay": -1}, "weight_decay"),
@@ -453,6 +453,8 @@ def test_citations_name_what_was_used(digits):
     assert "alpaydin1998digits" in text
     assert text.count("@") == 3
     assert run(digits, fg.FedaGrac(lr=0.1)).citations().count("wu2023fedagrac") == 1
+    around = run(digits, fg.FedAdam(lr=0.1, server_lr=0.01, inner=fg.FedNova(lr=0.1))).citations()
+    assert all(key in around for key in ("reddi2021fedopt", "wang2020fednova"))
 
 
 def test_quadratics_with_minibatches_follow_numpy():

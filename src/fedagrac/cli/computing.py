@@ -52,7 +52,11 @@ def start() -> None:
 def experiment_table(
     file: Path | None, settings: Sequence[str] | None, engine: str | None = None
 ) -> dict[str, Any]:
-    """Return the table in a file, or the built-in experiment, with the engine and the settings applied."""
+    """Return the table in a file, or the built-in experiment, with the engine and the settings applied.
+
+    A trace of step counts beside the file is read.
+    """
+    from fedagrac.experiments.build import steps_table
     from fedagrac.experiments.overrides import apply_settings
     from fedagrac.experiments.schema import default_table, read_toml
 
@@ -60,7 +64,10 @@ def experiment_table(
     if engine is not None:
         table["engine"] = engine
     with naming_options(set="--set"):
-        return apply_settings(table, list(settings or []))
+        table = apply_settings(table, list(settings or []))
+    if file is not None and "steps" in table:
+        table["steps"] = steps_table(table["steps"], file.parent)
+    return table
 
 
 def prepare_experiment(

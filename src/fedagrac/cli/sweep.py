@@ -230,6 +230,7 @@ def _number(choice: Choice, by: By) -> float | None:
 
 def _write(folder: Path, sweep: Sweep, outcome: Outcome) -> Path:
     """Write every point with its numbers, and the experiment with the best settings. Return the latter's path."""
+    from fedagrac.experiments.sweep import with_setting
     from fedagrac.storage.sweeps import write_best, write_results
 
     points = [
@@ -246,7 +247,7 @@ def _write(folder: Path, sweep: Sweep, outcome: Outcome) -> Path:
     seeds = [experiment.seed for experiment in sweep.experiments]
     write_results(folder, {"by": outcome.by, "seeds": seeds, "points": points})
     entries = [
-        {**entry, **choice.point.setting}
+        with_setting(entry, choice.point.setting, sweep.table.get("lr"))
         for entry, choice in zip(sweep.table["algorithm"], outcome.best.values(), strict=True)
     ]
     return write_best(folder, {**sweep.table, "algorithm": entries})

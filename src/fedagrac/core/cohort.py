@@ -1,4 +1,4 @@
-"""The clients of a round, and the two services that algorithms may ask for: sums and gradients.
+"""The clients of a round, and the services that algorithms may ask for: sums, gradients and random numbers.
 
 A `Cohort` is all that an algorithm sees of the clients: how many steps each one runs, its weight, and whether it
 is fast. Every sum over clients goes through `Cohort.sum`, so the same algorithm runs on one device or on many, and
@@ -19,6 +19,8 @@ import torch
 
 from fedagrac.core.layout import Layout
 from fedagrac.core.robust import Aggregation, robust_sum
+from fedagrac.core.streams import Purpose, stream
+from fedagrac.errors import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +94,8 @@ class Cohort:
         aggregate: the robust rule that replaces sums over the members' vectors; None for the sums themselves.
         layout: how the module's parameters lie in x.
         labels: the classes that clients hold; None if they are not known.
+        seed: the key of every random draw of the run.
+        number_bytes: the bytes of each number of a vector, 4 in float32.
         fast: whether K_i > Kbar, [m].
         mean_steps: Kbar.
         places: where the members are in the whole cohort, of which this may be a part, [m].
@@ -111,6 +115,8 @@ class Cohort:
     aggregate: Aggregation | None = None
     layout: Layout | None = None
     labels: LabelService | None = None
+    seed: int = 0
+    number_bytes: int = 4
     weights: npt.NDArray[np.float64] = field(init=False)
     fast: npt.NDArray[np.bool_] = field(init=False)
     mean_steps: float = field(init=False)
@@ -215,6 +221,25 @@ class Cohort:
     def starting_gradients(self, x: Tensor) -> Tensor:
         """Return the gradients at x that `Population.gradient` summed before round 1, with the same dropout."""
         return self.service(x, self.clients, 0)
+
+    def generator(self, client: int | None = None, number: int = 0) -> np.random.Generator:
+        """Return the random generator of a client in this round, or that of the whole round if there is no client.
+
+        It is keyed by the seed, the round and the client alone, so its numbers are the same on every engine, in
+        every process, after a resume and on a live fleet. Two calls with the same keys return generators with the
+        same numbers, also if one is in `plan` and the other in `aggregate`. `number` tells independent ones apart.
+
+        Examples:
+            >>> cohort = Cohort(3, np.arange(2), np.ones(2, int), [1, 1], np.ones(2) / 2, np.ones(2, int),
+            ...                 everyone=True, service=lambda *_: torch.zeros(2, 1), seed=7)
+            >>> first, again, other = (cohort.generator(client).random() for client in (0, 0, 1))
+            >>> first == again, first == other, first == cohort.generator().random()
+            (True, False, False)
+        """
+        count("number", number, least=0, most=2**32)
+        if client is None:
+            return stream(self.seed, Purpose.ROUND, self.round, number=number)
+        return stream(self.seed, Purpose.MEMBER, self.round, int(client), number)
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,10 +32,12 @@ class Purpose(IntEnum):
     VALIDATION = 10
     TRANSFORM = 11
     ORDER = 12
+    MEMBER = 13
+    ROUND = 14
 
 
-def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
-    """Return the generator keyed by (seed, purpose, round, client).
+def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0, number: int = 0) -> np.random.Generator:
+    """Return the generator keyed by (seed, purpose, round, client); `number` tells several of them apart.
 
     Examples:
         >>> a = stream(0, Purpose.BATCHES, round=3, client=7).integers(0, 100, 5)
@@ -43,7 +45,7 @@ def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.r
         >>> bool((a == b).all())
         True
     """
-    key = np.array([seed, purpose], dtype=np.uint64)
+    key = np.array([seed, purpose + 256 * number], dtype=np.uint64)  # purposes are below 256
     # the low two words of the counter count blocks within the stream, the high two identify the stream
     counter = np.array([0, 0, client, round], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))

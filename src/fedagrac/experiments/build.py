@@ -25,7 +25,8 @@ from fedagrac.core.streams import first_weights
 from fedagrac.data import DATASETS, IID, Dirichlet, Federation, Partition, Resample, Shards
 from fedagrac.errors import InputError, fraction, nearest, one_of, positive, unknown
 from fedagrac.heterogeneity import STEP_SCHEDULES as STEPS
-from fedagrac.heterogeneity import Clock, DeviceProfile, Participation, StepSchedule
+from fedagrac.heterogeneity import Clock, Constant, DeviceProfile, Explicit, Participation, StepSchedule
+from fedagrac.heterogeneity.steps import Computed, step_schedule
 from fedagrac.imports import Imports, is_import_path
 from fedagrac.rounds import metrics
 from fedagrac.rounds.guard import Guard
@@ -59,8 +60,10 @@ __all__ = [
     "build_schedule",
     "build_steps",
     "build_stop",
+    "local_table",
     "schedule_table",
     "section",
+    "steps_table",
     "with_defaults",
 ]
 
@@ -69,6 +72,9 @@ Settings = Mapping[str, Any]
 
 KEYS = ("name", "clients", "partition", "batch_size", "sampling", "validation")
 """The keys of [data] that every data set has."""
+
+MOST_EXPLICIT = 1_000_000
+"""The most step counts of a trace in an experiment, for which its file has room."""
 
 LOSSES: dict[str, Loss | None] = {
     "cross-entropy": None,
@@ -200,10 +206,75 @@ def _load(name: str, options: Settings) -> Federation:
         raise InputError(error.field, error.value, accepted) from None
 
 
-def build_steps(settings: Settings) -> StepSchedule:
-    """Make the step schedule."""
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """[steps] with kind = "trace": the path of a CSV file with step counts."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str) or not self.path:
+            raise InputError("path", self.path, "the path of a CSV file")
+
+
+def steps_table(given: Any, folder: Path | None = None) -> dict[str, Any]:
+    """Return the table of step counts that a file gives as a table, a number, a list, a path or an import path.
+
+    A trace is read, and becomes an explicit table: what is stored of a run does not depend on another file. Its
+    path is relative to `folder`, that of the experiment file, or else to the current folder.
+
+    Examples:
+        >>> steps_table(100), steps_table([2, 5, 40])
+        ({'kind': 'constant', 'steps': 100}, {'kind': 'explicit', 'table': [[2, 5, 40]]})
+        >>> steps_table("my_steps:counts")
+        {'kind': 'my_steps:counts'}
+    """
+    if isinstance(given, Mapping):
+        if given.get("kind") != "trace":
+            return dict(given)
+        with section("steps"):
+            given = _construct(Trace, {key: value for key, value in given.items() if key != "kind"}).path
+    elif is_import_path(given):
+        return {"kind": given}
+    if isinstance(given, str) and folder is not None and (folder / given).exists():
+        given = folder / given
+    schedule = step_schedule(given)
+    if isinstance(schedule, Constant):
+        return {"kind": "constant", "steps": schedule.steps}
+    assert isinstance(schedule, Explicit)
+    if sum(map(len, schedule.table)) > MOST_EXPLICIT:
+        raise InputError("steps", str(given), f"at most {MOST_EXPLICIT} step counts in an experiment")
+    return {"kind": "explicit", "table": [list(row) for row in schedule.table]}
+
+
+def build_steps(settings: Settings, imports: Imports | None = None) -> StepSchedule:
+    """Make the step schedule.
+
+    Its `kind` may be an import path of the user's own: of a subclass of StepSchedule, whose settings are the other
+    keys, or of a function (round, num_clients) -> counts. `imports` says which are allowed; by default those of
+    files in the current folder.
+    """
+    table = steps_table(settings)
     with section("steps"):
-        return build_kind(settings, STEPS)
+        if not is_import_path(table.get("kind")):
+            return build_kind(table, STEPS)
+        options = {key: value for key, value in table.items() if key != "kind"}
+        return _own_steps(table["kind"], options, imports or Imports())
+
+
+def _own_steps(path: str, options: Settings, imports: Imports) -> StepSchedule:
+    """Make the schedule of an import path."""
+    try:
+        found = imports.named(path)
+        if not isinstance(found, type):
+            for key, value in options.items():
+                raise unknown(key, value, [])
+            return Computed(found)
+        made: StepSchedule = imports.build(path, options, StepSchedule)
+    except InputError as error:  # the paths of models, data and algorithms are their names
+        field = "kind" if error.field in ("name", "steps") else error.field
+        raise InputError(field, error.value, error.accepted) from None
+    return made
 
 
 def build_algorithm(settings: Settings, imports: Imports | None = None) -> Algorithm:
@@ -219,7 +290,7 @@ def build_algorithm(settings: Settings, imports: Imports | None = None) -> Algor
         options["lr"] = positive("lr", options["lr"])
     if isinstance(options.get("local"), dict):
         with section("local"):
-            options["local"] = build_kind(options["local"], OPTIMIZERS)
+            options["local"] = build_kind(local_table(options["local"]), OPTIMIZERS)
     if "inner" in options:
         with section("inner"):
             options["inner"] = _build_inner(options["inner"], options.get("lr"), imports)
@@ -227,6 +298,16 @@ def build_algorithm(settings: Settings, imports: Imports | None = None) -> Algor
     if is_import_path(name):
         return build_imported(name, options, imports or Imports())
     return algorithm(name, **options)
+
+
+def local_table(settings: Settings) -> dict[str, Any]:
+    """Return the table of a local optimizer; one without a kind is SGD, as is an algorithm without a table.
+
+    Examples:
+        >>> local_table({"momentum": 0.9})
+        {'kind': 'sgd', 'momentum': 0.9}
+    """
+    return {"kind": "sgd", **settings}
 
 
 def _build_inner(settings: Any, lr: Any, imports: Imports | None) -> Algorithm:

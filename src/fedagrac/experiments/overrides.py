@@ -9,7 +9,10 @@ from fedagrac.errors import InputError, nearest
 from fedagrac.imports import last_name
 from fedagrac.parsing import DEEPEST, ParseError, parse_toml
 
-__all__ = ["apply_settings"]
+__all__ = ["TABLES", "apply_settings"]
+
+TABLES = ("lr", "local", "calibration", "inner")
+"""The settings of algorithms that may be tables."""
 
 
 def apply_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]:
@@ -17,7 +20,7 @@ def apply_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]
 
     Keys are dotted (`data.clients=10`). Under `algorithm`, a number selects one entry (`algorithm.0.lr=0.1`), and
     a name selects the entries with that name (`algorithm.fedavg.lr=0.1`). Without either, all entries are set
-    (`algorithm.lr=0.1`). Values are TOML; a value that is not TOML is a string.
+    (`algorithm.lr=0.1`, `algorithm.local.momentum=0.9`). Values are TOML; a value that is not TOML is a string.
 
     Examples:
         >>> apply_settings({"rounds": 5, "data": {"clients": 2}}, ["rounds=7", "data.name=digits"])
@@ -44,6 +47,8 @@ def _targets(table: dict[str, Any], parts: list[str], setting: str) -> list[dict
             raise InputError("set", setting, "an experiment with algorithms: its algorithm is not [[algorithm]]")
         if len(parts) == 2:
             return entries
+        if parts[1] in TABLES and not any(parts[1] in _names(entry) for entry in entries):
+            return [_inside(entry, table.get("lr"), parts[1:-1], setting) for entry in entries]
         if parts[1].isdecimal():
             chosen = [entry for i, entry in enumerate(entries) if str(i) == parts[1]]
         else:
@@ -52,7 +57,7 @@ def _targets(table: dict[str, Any], parts: list[str], setting: str) -> list[dict
         if not chosen:
             accepted = f"algorithm.NAME.key with one of {', '.join(names)}{nearest(parts[1], names)}"
             raise InputError("set", setting, accepted)
-        return [_descend(entry, parts[2:-1], setting) for entry in chosen]
+        return [_inside(entry, table.get("lr"), parts[2:-1], setting) for entry in chosen]
     return [_descend(table, parts[:-1], setting)]
 
 
@@ -60,6 +65,13 @@ def _names(entry: dict[str, Any]) -> list[Any]:
     """Return what selects an algorithm: its name, also without the module of an import path, and its label."""
     name = entry.get("name")
     return [name, last_name(str(name)), entry.get("label")]
+
+
+def _inside(entry: dict[str, Any], lr: Any, parts: list[str], setting: str) -> dict[str, Any]:
+    """Return the table inside an algorithm's; a schedule of lr that it does not give is a copy of that of all."""
+    if parts[:1] == ["lr"] and isinstance(lr, dict):
+        entry.setdefault("lr", copy.deepcopy(lr))
+    return _descend(entry, parts, setting)
 
 
 def _descend(table: dict[str, Any], parts: list[str], setting: str) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def prepare(
     count("data.batch_size", batch, most=max(num_samples(federation.inputs), LARGEST_BATCH))
     module = build_model(experiment.model.model_dump(), experiment.seed, federation, imports)
     module = module.to(getattr(torch, experiment.dtype))
-    fleet = Simulated.of(module, federation, build_setup(experiment, state_dir))
+    fleet = Simulated.of(module, federation, build_setup(experiment, state_dir, imports))
     K = fleet.steps.counts(0, federation.num_clients, experiment.seed)
     if int(K.max()) * batch > MOST_DRAWN:
         accepted = f"at most {MOST_DRAWN // batch} local steps with batches of {batch} samples"
@@ -175,6 +175,7 @@ def prepare(
 def _check_imports(experiment: Experiment, imports: Imports) -> None:
     """Refuse import paths that may not be followed, before any of them is."""
     named = [("model", experiment.model.name), ("data", experiment.data.name)]
+    named += [("steps", str(experiment.steps.get("kind")))]
     named += [(f"algorithm[{i}]", name) for i, entry in enumerate(experiment.algorithm) for name in entry.names]
     for table, name in named:
         if is_import_path(name):
@@ -182,11 +183,11 @@ def _check_imports(experiment: Experiment, imports: Imports) -> None:
                 imports.check(name)
 
 
-def build_setup(experiment: Experiment, state_dir: Path | None = None) -> Setup:
+def build_setup(experiment: Experiment, state_dir: Path | None = None, imports: Imports | None = None) -> Setup:
     """Return the options that all runs of an experiment share."""
     return Setup.of(
         rounds=experiment.rounds,
-        steps=build_steps(experiment.steps),
+        steps=build_steps(experiment.steps, imports),
         batch_size=experiment.data.samples,
         loss=build_loss(experiment.loss),
         sampling=experiment.data.sampling,

@@ -34,7 +34,9 @@ from fedagrac.experiments.build import (
     build_partition,
     build_steps,
     build_stop,
+    local_table,
     section,
+    steps_table,
     with_defaults,
 )
 from fedagrac.imports import Imports, is_import_path, last_name
@@ -176,11 +178,14 @@ class Experiment(StrictTable):
     per_client: PerClientSettings | None = None
 
     @classmethod
-    def of(cls, table: dict[str, Any], imports: Imports | None = None) -> Experiment:
+    def of(cls, table: dict[str, Any], imports: Imports | None = None, folder: Path | None = None) -> Experiment:
         """Check a table. Return the experiment.
 
-        With `imports`, the algorithms that are import paths are imported and checked, too.
+        With `imports`, the algorithms and steps that are import paths are imported and checked, too. A trace of
+        step counts is read; its path is relative to `folder`, or else to the current folder.
         """
+        if "steps" in table:
+            table = {**table, "steps": steps_table(table["steps"], folder)}
         try:
             experiment = cls.model_validate(table)
         except ValidationError as error:
@@ -191,13 +196,13 @@ class Experiment(StrictTable):
     @classmethod
     def load(cls, path: str | Path) -> Experiment:
         """Read an experiment file. Return the experiment."""
-        return cls.of(read_toml(path))
+        return cls.of(read_toml(path), folder=Path(path).parent)
 
     @property
     def has_own_code(self) -> bool:
         """Whether a name in it is an import path."""
         names = [self.model.name, self.data.name, *(name for entry in self.algorithm for name in entry.names)]
-        return any(map(is_import_path, names))
+        return any(map(is_import_path, [*names, self.steps.get("kind")]))
 
     @classmethod
     def default(cls) -> Experiment:
@@ -207,7 +212,8 @@ class Experiment(StrictTable):
     def check(self, imports: Imports | None = None) -> None:
         """Check the settings by building everything that can be built without data."""
         build_partition(self.data.partition)
-        build_steps(self.steps)
+        if imports is not None or not is_import_path(self.steps.get("kind")):
+            build_steps(self.steps, imports)
         build_stop(self.stop.model_dump())
         build_clock(None if self.clock is None else self.clock.model_dump())
         build_participation(self.participation)
@@ -257,7 +263,8 @@ class Experiment(StrictTable):
         """Return the table of the experiment with all defaults that are known without data and imports."""
         table = self.model_dump(exclude_none=True)
         table["metrics"] = list(self.metrics)
-        table["steps"] = with_defaults(self.steps, STEPS)
+        if not is_import_path(self.steps["kind"]):
+            table["steps"] = with_defaults(self.steps, STEPS)
         if self.data.partition is not None:
             table["data"]["partition"] = with_defaults(self.data.partition, PARTITIONS)
         guard = build_guard(self.guard)
@@ -276,7 +283,7 @@ def _with_options(table: dict[str, Any]) -> dict[str, Any]:
     defaults = {} if is_import_path(table["name"]) else options_of(table["name"])
     whole = {**{key: value for key, value in defaults.items() if value is not None}, **table}
     if isinstance(whole.get("local"), dict):
-        whole["local"] = with_defaults(whole["local"], OPTIMIZERS)
+        whole["local"] = with_defaults(local_table(whole["local"]), OPTIMIZERS)
     if isinstance(whole.get("inner"), dict):
         whole["inner"] = _with_options(whole["inner"])
     return whole

@@ -7,6 +7,7 @@ run folder below OUT/seed-N. The points of a small model run side by side as lan
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedagrac.algorithms import options_of
 from fedagrac.errors import InputError, nearest, one_of
+from fedagrac.experiments.build import OPTIMIZERS, SCHEDULES, local_table
+from fedagrac.experiments.overrides import TABLES
 from fedagrac.experiments.run import check_free, prepare, run_experiment
 from fedagrac.experiments.schema import Experiment
 from fedagrac.imports import Imports, last_name
@@ -26,7 +29,18 @@ from fedagrac.storage.claims import claimed
 if TYPE_CHECKING:
     from fedagrac.callbacks.progress import Progress
 
-__all__ = ["Axis", "By", "Choice", "Point", "Sweep", "best_choices", "choices_of", "read_axes", "run_sweep"]
+__all__ = [
+    "Axis",
+    "By",
+    "Choice",
+    "Point",
+    "Sweep",
+    "best_choices",
+    "choices_of",
+    "read_axes",
+    "run_sweep",
+    "with_setting",
+]
 
 By = Literal["accuracy", "rounds", "loss"]
 
@@ -62,7 +76,8 @@ def read_axes(table: Mapping[str, Any], grid: Sequence[str], imports: Imports | 
     """Return the axes of a grid, one for each text.
 
     `algorithm.KEY=VALUE,VALUE` varies every algorithm that has the setting, `algorithm.NAME.KEY=VALUE,VALUE` one.
-    `imports` says which import paths are allowed; by default those of files in the current folder.
+    A key may reach into a table, such as `local.momentum`, or `lr.factor` if lr is a schedule. `imports` says
+    which import paths are allowed; by default those of files in the current folder.
 
     Examples:
         >>> table = {"algorithm": [{"name": "fedavg"}, {"name": "fedprox"}]}
@@ -70,31 +85,73 @@ def read_axes(table: Mapping[str, Any], grid: Sequence[str], imports: Imports | 
         Axis(key='mu', values=(1, 0.1), entries=(1,))
     """
     axes: list[Axis] = []
+    entries = list(table.get("algorithm", []))
+    names = [_name(entry) for entry in entries]
     for text in grid:
         path, equals, values = text.partition("=")
-        parts = path.strip().split(".")
-        if not equals or not values.strip() or parts[0] != "algorithm" or len(parts) not in (2, 3):
+        first, *parts = path.strip().split(".")
+        if not equals or not values.strip() or first != "algorithm" or not all(parts) or not parts:
             accepted = (
                 "algorithm.KEY=VALUE,VALUE or algorithm.NAME.KEY=VALUE,VALUE, such as algorithm.lr=0.01,0.03"
             )
             raise InputError("grid", text, f"{accepted} (`set` changes what all runs share)")
-        entries = list(table.get("algorithm", []))
-        names = [_name(entry) for entry in entries]
         candidates = range(len(entries))
-        if len(parts) == 3:
-            one_of("grid", parts[1], names)
-            candidates = range(names.index(parts[1]), names.index(parts[1]) + 1)
-        options = {i: ["lr", *options_of(str(entries[i].get("name")), imports)] for i in candidates}
-        varied = tuple(i for i in candidates if parts[-1] in options[i])
+        if len(parts) > 1 and (parts[0] in names or parts[0] not in TABLES):
+            one_of("grid", parts[0], names)
+            candidates = range(names.index(parts[0]), names.index(parts[0]) + 1)
+            parts = parts[1:]
+        known = {i: _settings(entries[i], table.get("lr"), parts, imports) for i in candidates}
+        varied = tuple(i for i in candidates if parts[-1] in known[i])
         if not varied:
-            known = sorted({option for i in candidates for option in options[i]})
-            raise InputError("grid", text, f"one of {', '.join(known)}{nearest(parts[-1], known)}")
-        axis = Axis(parts[-1], tuple(_values(text, values)), varied)
+            all_known = sorted({key for keys in known.values() for key in keys})
+            shown = ", ".join(all_known) or f"settings of a table: {'.'.join(parts[:-1])} is none"
+            raise InputError("grid", text, f"one of {shown}{nearest(parts[-1], all_known)}")
+        axis = Axis(".".join(parts), tuple(_values(text, values)), varied)
         for earlier in axes:
             if earlier.key == axis.key and set(earlier.entries) & set(varied):
                 raise InputError("grid", text, f"values for {axis.key} once per algorithm")
         axes.append(axis)
     return axes
+
+
+def _settings(entry: Mapping[str, Any], lr: Any, parts: Sequence[str], imports: Imports | None) -> list[str]:
+    """Return the settings beside the last of a path of keys: those of the algorithm, or of a table inside it.
+
+    A step size that the algorithm does not give is `lr`, and a local optimizer SGD.
+    """
+    if len(parts) == 1:
+        return ["lr", "local", *options_of(str(entry.get("name")), imports)]
+    inside: Any = {"lr": lr, "local": {}, **entry}
+    for key in parts[:-1]:
+        inside = inside.get(key)
+        if not isinstance(inside, Mapping):
+            return []
+    if parts[-2] == "inner":
+        return ["name", *options_of(str(inside.get("name")), imports)]
+    kinds = OPTIMIZERS if parts[-2] == "local" else SCHEDULES
+    kind = kinds.get(str((local_table(inside) if parts[-2] == "local" else inside).get("kind")))
+    return [*inside, "kind"] if kind is None else ["kind", *(field.name for field in dataclasses.fields(kind))]
+
+
+def with_setting(entry: Mapping[str, Any], setting: Mapping[str, Any], lr: Any = None) -> dict[str, Any]:
+    """Return the table of an algorithm with settings whose keys may be dotted; `lr` is the step size of all.
+
+    Examples:
+        >>> with_setting({"name": "fedavg"}, {"mu": 1, "local.momentum": 0.9})
+        {'name': 'fedavg', 'mu': 1, 'local': {'momentum': 0.9}}
+        >>> with_setting({"name": "fedavg"}, {"lr.factor": 0.5}, lr={"kind": "exponential", "first": 0.1})
+        {'name': 'fedavg', 'lr': {'kind': 'exponential', 'first': 0.1, 'factor': 0.5}}
+    """
+    changed = copy.deepcopy(dict(entry))
+    for dotted, value in setting.items():
+        *tables, key = dotted.split(".")
+        if tables and tables[0] == "lr":
+            changed.setdefault("lr", copy.deepcopy(lr))
+        table = changed
+        for name in tables:
+            table = table.setdefault(name, {})
+        table[key] = value
+    return changed
 
 
 def _name(entry: Mapping[str, Any]) -> str:
@@ -129,7 +186,8 @@ def points_of(table: Mapping[str, Any], axes: Sequence[Axis]) -> list[Point]:
             setting = {axis.key: value for axis, value in zip(varied, values, strict=True)}
             words = [name, *[f"{key}={value}" for key, value in setting.items()]]
             label = " ".join(words)
-            points.append(Point(name, label, setting, {**entry, **setting, "label": label}))
+            changed = with_setting(entry, setting, table.get("lr"))
+            points.append(Point(name, label, setting, {**changed, "label": label}))
     return points
 
 

@@ -100,7 +100,14 @@ class FlowerFleet:
         sizes = [self.link.sizes[i] for i in range(self.settings.clients)]
         aggregate = build_aggregate(self.settings.aggregate)
         return Roster.of(
-            sizes, self.settings.batch, self.gradients, aggregate, self.model.layout, self.link.labels_of
+            sizes,
+            self.settings.batch,
+            self.gradients,
+            aggregate,
+            self.model.layout,
+            self.link.labels_of,
+            self.settings.seed,
+            self.model.dtype.itemsize,
         )
 
     @property

@@ -23,6 +23,7 @@ from fedagrac.experiments.build import (
     build_participation,
     build_stop,
     section,
+    steps_table,
 )
 from fedagrac.experiments.schema import AlgorithmSettings, StrictTable
 from fedagrac.flower.identity import FINGERPRINT
@@ -132,8 +133,11 @@ class Settings(StrictTable):
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
         """Check Flower's flat run config. Return the settings."""
+        table = _nested(config)
+        if isinstance(table.get("steps"), int | list):
+            table["steps"] = steps_table(table["steps"])
         try:
-            settings = cls.model_validate(_nested(config))
+            settings = cls.model_validate(table)
         except ValidationError as error:
             first = error.errors()[0]
             path = ".".join(str(part) for part in first["loc"] if part not in UNION_PARTS)

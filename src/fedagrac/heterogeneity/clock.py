@@ -64,17 +64,17 @@ class Clock:
         self,
         round: int,
         clients: npt.NDArray[np.int64],
-        steps: npt.NDArray[np.int64],
+        steps: npt.NDArray[Any],
         down: npt.NDArray[Any],
         up: npt.NDArray[Any],
         seed: int,
     ) -> npt.NDArray[np.float64]:
-        """Return after how many seconds each member has downloaded, computed K_i steps and uploaded, [m].
+        """Return after how many seconds each member has downloaded, computed its steps and uploaded, [m].
 
         Args:
             round: rounds already done.
             clients: the members, [m].
-            steps: how many steps each computes, [m].
+            steps: the work of each, counted in steps of the whole model, [m].
             down: bytes each receives, [m].
             up: bytes each sends, [m].
             seed: names the jitter.

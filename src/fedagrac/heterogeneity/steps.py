@@ -6,20 +6,28 @@ in a round; what it draws comes from the keyed streams.
 
 from __future__ import annotations
 
+import inspect
+import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from fedagrac.core.streams import Purpose, stream
 from fedagrac.errors import InputError, count, fraction, non_negative, one_of, positive
+from fedagrac.heterogeneity.traces import frame_rows, is_frame, read_trace
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import pandas as pd
+
+    Counts = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 __all__ = [
+    "Computed",
     "Constant",
     "Epochs",
     "Explicit",
@@ -30,6 +38,7 @@ __all__ = [
     "StepSchedule",
     "Uniform",
     "checked_counts",
+    "step_schedule",
 ]
 
 Mode = Literal["fixed", "random"]
@@ -49,6 +58,11 @@ class StepSchedule(ABC):
     def check(self, clients: int, rounds: int) -> None:  # noqa: B027  # most schedules fit any federation
         """Check that the schedule fits the number of clients and rounds."""
 
+    @property
+    def source(self) -> str:
+        """What returns the counts, as messages name it."""
+        return f"{type(self).__name__}.counts"
+
 
 def checked_counts(schedule: StepSchedule, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
     """Return K of all clients, [clients]; refuse counts of a schedule of the user's own that cannot be used.
@@ -58,7 +72,7 @@ def checked_counts(schedule: StepSchedule, round: int, clients: int, seed: int) 
         [5, 5]
     """
     counts = np.asarray(schedule.counts(round, clients, seed))
-    source = f"{type(schedule).__name__}.counts of round {round + 1}"
+    source = f"{schedule.source} of round {round + 1}"
     if counts.shape != (clients,):
         raise InputError(source, f"shape {counts.shape}", f"one number for each of {clients} clients")
     if counts.dtype.kind not in "iu":
@@ -288,7 +302,7 @@ class Extreme(StepSchedule):
 
 @dataclass(frozen=True)
 class Explicit(StepSchedule):
-    """K_i(t) from a table: one row that repeats, or one row per round.
+    """K_i(t) from a table: one row that repeats, or one row per round. A table may go on after the last round.
 
     Examples:
         >>> Explicit([[2, 3, 5]]).counts(round=7, clients=3, seed=0).tolist()
@@ -315,13 +329,97 @@ class Explicit(StepSchedule):
         object.__setattr__(self, "table", table)
 
     def check(self, clients: int, rounds: int) -> None:
-        """Refuse a table without one entry per client, or without one row or one per round."""
+        """Refuse a table without one entry per client, or without one row or enough for all rounds."""
         for t, row in enumerate(self.table):
             if len(row) != clients:
                 raise InputError(f"Explicit[{t}]", f"{len(row)} step counts", f"one for each of {clients} clients")
-        if len(self.table) not in (1, rounds):
+        if 1 < len(self.table) < rounds:
             raise InputError("Explicit", f"{len(self.table)} rows", f"one row, or one for each of {rounds} rounds")
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
         """Return K_i = table[round][i]."""
         return np.array(self.table[0 if len(self.table) == 1 else round], np.int64)
+
+
+@dataclass(frozen=True)
+class Computed(StepSchedule):
+    """K_i(t) from a function.
+
+    Attributes:
+        function: (round, num_clients) -> the steps of each client; `round` counts the rounds already done. It is
+            called several times for a round, also after a resume and in every process, and must return the same
+            counts each time.
+
+    Examples:
+        >>> Computed(lambda round, num_clients: [10 + round] * num_clients).counts(round=2, clients=3, seed=0)
+        array([12, 12, 12])
+    """
+
+    function: Callable[[int, int], Counts]
+
+    def __post_init__(self) -> None:
+        try:
+            inspect.signature(self.function).bind(0, 1)
+        except (TypeError, ValueError):  # it cannot be called with two numbers, or is written in C
+            raise InputError("steps", self.function, "a function (round, num_clients) -> counts") from None
+
+    @property
+    def source(self) -> str:
+        """The name of the function."""
+        return f"steps function {getattr(self.function, '__name__', type(self.function).__name__)}"
+
+    def check(self, clients: int, rounds: int) -> None:
+        """Refuse a function with bad counts in round 1, and one that returns others when it is called again."""
+        first, again = (checked_counts(self, 0, clients, 0) for _ in range(2))
+        if not np.array_equal(first, again):
+            accepted = "the same counts whenever it is called: derive random numbers from the round, not from a "
+            raise InputError(f"{self.source} of round 1", "other counts each time", accepted + "generator outside")
+
+    def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
+        """Return K_i = function(round, num_clients)[i]."""
+        return np.asarray(self.function(round, clients))
+
+
+if TYPE_CHECKING:
+    Steps = (
+        StepSchedule | int | Counts | Sequence[Counts] | Callable[[int, int], Counts] | pd.DataFrame | str | Path
+    )
+
+ACCEPTED = (
+    "a StepSchedule such as Gaussian(500, 10000), an integer, a list with the steps of each client or one such "
+    "list per round, a function (round, num_clients) -> counts, a pandas DataFrame, or the path of a CSV file"
+)
+
+
+def step_schedule(given: Steps) -> StepSchedule:
+    """Return the schedule that a value stands for.
+
+    An integer holds for all clients. A list holds the steps of each client, a list of lists those of each round. A
+    function is called with the rounds done and the number of clients. A pandas DataFrame or a CSV file has a
+    column for each client and a row for each round, or the columns round, client and steps.
+
+    Examples:
+        >>> step_schedule(100), step_schedule([2, 5, 40])
+        (Constant(steps=100), Explicit(table=((2, 5, 40),)))
+        >>> step_schedule(0)
+        Traceback (most recent call last):
+        ...
+        fedagrac.errors.InputError: steps = 0: expected an integer of at least 1
+    """
+    value: Any = given
+    if isinstance(value, StepSchedule):
+        return value
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return Constant(int(value))
+    if isinstance(value, str | Path):
+        value = read_trace(value)
+    elif is_frame(value):
+        value = frame_rows(value)
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, bytes):
+        try:
+            return Explicit(cast("Sequence[Sequence[int]]", value))
+        except InputError as error:
+            raise InputError(error.field.replace("Explicit", "steps"), error.value, error.accepted) from None
+    if callable(value) and not isinstance(value, type):
+        return Computed(value)
+    raise InputError("steps", value, ACCEPTED)

@@ -460,7 +460,8 @@ def _citations(runs: Sequence[StoredRun]) -> str:
     """Return BibTeX for the package, and for the algorithms and data sets of the runs."""
     keys = ["fedagrac"]
     for run in runs:
-        keys += REGISTRY[run.algorithm][0].cites if run.algorithm in REGISTRY else ()
+        for name in run.algorithms:
+            keys += REGISTRY[name][0].cites if name in REGISTRY else ()
         keys += [run.federation.name] if run.federation is not None else []
         keys += [str(run.experiment.get("data", {}).get("name"))]
     return bibtex(key for key in dict.fromkeys(keys) if key in ENTRIES)

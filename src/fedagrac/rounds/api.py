@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from fedagrac.core.robust import Aggregation
     from fedagrac.data.batches import Sampling
     from fedagrac.engines import Engine, Loss, Workload
-    from fedagrac.heterogeneity import Clock, Participation, StepSchedule
+    from fedagrac.heterogeneity import Clock, Participation
+    from fedagrac.heterogeneity.steps import Steps
     from fedagrac.rounds.evaluation import Metric
     from fedagrac.rounds.guard import Guard
     from fedagrac.rounds.record import SimulationResult
@@ -38,7 +39,7 @@ def simulate(
     algorithm: Algorithm,
     rounds: int = Setup.rounds,
     *,
-    steps: StepSchedule = Setup.steps,
+    steps: Steps = Setup.steps,
     batch_size: int | None = Setup.batch_size,
     loss: Loss | None = None,
     sampling: Sampling = Setup.sampling,

@@ -131,6 +131,8 @@ class Roster:
         aggregate: the robust rule in place of sums over clients; None for the sums.
         layout: how the module's parameters lie in x.
         labels: the classes that clients hold; None if they are not known.
+        seed: the key of every random draw of the run.
+        number_bytes: the bytes of each number of a vector.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -141,6 +143,8 @@ class Roster:
     aggregate: Aggregation | None = None
     layout: Layout | None = None
     labels: LabelService | None = None
+    seed: int = 0
+    number_bytes: int = 4
 
     @classmethod
     def of(
@@ -151,6 +155,8 @@ class Roster:
         aggregate: Aggregation | None = None,
         layout: Layout | None = None,
         labels: LabelService | None = None,
+        seed: int = 0,
+        number_bytes: int = 4,
     ) -> Roster:
         """Make a roster of clients that are weighted by their samples, which are summed in exact integers.
 
@@ -160,8 +166,10 @@ class Roster:
         """
         total = sum(sizes)
         weights = np.array([float(Fraction(size, total)) for size in sizes])
-        numbers = np.array(sizes, np.int64)
-        return cls(numbers, list(sizes), weights, batch_size, gradients, aggregate, layout, labels)
+        samples = np.array(sizes, np.int64)
+        return cls(
+            samples, list(sizes), weights, batch_size, gradients, aggregate, layout, labels, seed, number_bytes
+        )
 
     def cohort(
         self,
@@ -191,6 +199,8 @@ class Roster:
             aggregate=self.aggregate,
             layout=self.layout,
             labels=self.labels,
+            seed=self.seed,
+            number_bytes=self.number_bytes,
         )
 
 
@@ -232,13 +242,13 @@ class Simulated:
         The model may be any nn.Module. Its weights are x_1, and it is not changed.
         """
         M = federation.num_clients
-        setup.steps.check(M, setup.rounds)
+        setup.schedule.check(M, setup.rounds)
         if setup.aggregate is not None:
             setup.aggregate.check_cohort(M if setup.cohorts is None else setup.cohorts.number(M))
         vector_model = VectorModel(model, setup.torch_device(), setup.dtype)
         workload = setup.workload(vector_model, federation)
         try_evaluation(workload, setup.metrics or {})
-        steps, clock = setup.steps, setup.clock
+        steps, clock = setup.schedule, setup.clock
         if isinstance(steps, Devices) and steps.needs_flops:
             steps = steps.with_flops(workload.step_flops())
         if isinstance(steps, Epochs):
@@ -259,6 +269,8 @@ class Simulated:
             setup.aggregate,
             vector_model.layout,
             Labels(federation),
+            setup.seed,
+            vector_model.dtype.itemsize,
         )
         return cls(setup, federation, vector_model, workload, steps, clock, ranks, vector_model.initial(), roster)
 
@@ -429,9 +441,8 @@ class Simulated:
         Each client receives and sends so many numbers of moving buffers.
         """
         size, extra = len(self.x) * self.x.element_size(), buffers * self.x.element_size()
-        down, up = cost.down * size + extra, cost.up * size + extra
-        computed = steps + cost.extra_steps
-        times = self.clock.client_times(round, clients, computed, down, up, self.setup.seed)
+        down, up = (moved + extra for moved in cost.bytes(size))
+        times = self.clock.client_times(round, clients, cost.work(steps), down, up, self.setup.seed)
         return Spent(float(times.max()), int(down.sum()), int(up.sum())), times
 
     def evaluate(

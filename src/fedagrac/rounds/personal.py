@@ -12,8 +12,7 @@ import torch
 
 from fedagrac.core.local import Plan
 from fedagrac.data.federation import Federation
-from fedagrac.errors import InputError, count, positive
-from fedagrac.heterogeneity import Constant, StepSchedule
+from fedagrac.errors import InputError, positive
 from fedagrac.heterogeneity.steps import checked_counts
 from fedagrac.rounds.evaluation import client_samples, table_of
 from fedagrac.rounds.fleet import Simulated, first_buffers
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor, nn
 
+    from fedagrac.heterogeneity.steps import Steps
     from fedagrac.rounds.per_client import PerClient
     from fedagrac.rounds.record import SimulationResult
 
@@ -37,7 +37,7 @@ MODELS_BYTES = 2**28
 def fine_tune(
     result: SimulationResult,
     lr: float,
-    steps: int | StepSchedule = 10,
+    steps: Steps = 10,
     *,
     folder: str | Path | None = None,
     **options: Any,
@@ -66,8 +66,7 @@ def fine_tune(
     """
     if result.federation is None:
         raise InputError("result", "a run on other machines", "a simulation, whose clients are on this one")
-    schedule = Constant(count("steps", steps)) if not isinstance(steps, StepSchedule) else steps
-    setup = Setup.of(rounds=1, steps=schedule, **options)
+    setup = Setup.of(rounds=1, steps=steps, **options)
     stored = None if folder is None else RunFolder(Path(folder))
     if stored is not None:
         stored.read_per_client()  # refuses another folder before any work starts
@@ -85,7 +84,7 @@ def local_only(
     lr: float,
     rounds: int = Setup.rounds,
     *,
-    steps: StepSchedule = Setup.steps,
+    steps: Steps = Setup.steps,
     **options: Any,
 ) -> PerClient:
     """Let each client train alone from x_1, without any exchange. Return the results on its own test set.

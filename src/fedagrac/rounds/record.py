@@ -296,6 +296,6 @@ class SimulationResult:
         return self.history.rounds_to(accuracy)
 
     def citations(self) -> str:
-        """Return BibTeX entries for the package, the algorithm and the data set of this run."""
+        """Return BibTeX entries for the package, the algorithm, one inside it, and the data set of this run."""
         data = () if self.federation is None else self.federation.cites
-        return bibtex(("fedagrac", *self.algorithm.cites, *data))
+        return bibtex(("fedagrac", *self.algorithm.papers, *data))

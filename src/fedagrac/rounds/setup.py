@@ -15,12 +15,14 @@ from fedagrac.data.batches import SAMPLINGS, Sampling
 from fedagrac.engines import ENGINES, Engine, Loss, Workload
 from fedagrac.errors import InputError, count, non_negative, one_of
 from fedagrac.heterogeneity import Clock, Constant, Participation, StepSchedule
+from fedagrac.heterogeneity.steps import step_schedule
 from fedagrac.rounds.evaluation import Metric
 from fedagrac.rounds.guard import Guard
 from fedagrac.rounds.record import RESERVED
 from fedagrac.rounds.stop import Stop
 
 if TYPE_CHECKING:
+    from fedagrac.heterogeneity.steps import Steps
     from fedagrac.models.vector import VectorModel
 
 __all__ = ["Setup"]
@@ -34,7 +36,10 @@ class Setup:
 
     Attributes:
         rounds: the largest number of rounds.
-        steps: how many local steps each client runs, such as `Gaussian(500, 10_000)`.
+        steps: how many local steps each client runs: a schedule such as `Gaussian(500, 10_000)`, an integer for
+            all, a list with those of each client or one list per round, a function (round, num_clients) -> counts,
+            or a trace: a pandas DataFrame, or the path of a CSV file, with a column for each client and a row for
+            each round, or with the columns round, client and steps.
         batch_size: samples per step; None for the client's full data.
         loss: (output, target) -> scalar mean over the batch; None for cross-entropy.
         sampling: "replacement" draws every batch anew, "shuffle" walks reshuffled epochs, "cyclic" walks the
@@ -74,7 +79,7 @@ class Setup:
     """
 
     rounds: int = 100
-    steps: StepSchedule = DEFAULT_STEPS
+    steps: Steps = DEFAULT_STEPS
     batch_size: int | None = 20
     loss: Loss | None = None
     sampling: Sampling = "replacement"
@@ -106,7 +111,7 @@ class Setup:
     def __post_init__(self) -> None:
         count("rounds", self.rounds)
         count("eval_every", self.eval_every)
-        check_kind("steps", self.steps, StepSchedule)
+        object.__setattr__(self, "steps", step_schedule(self.steps))
         if self.guard is not None:
             check_kind("guard", self.guard, Guard)
         if self.aggregate is not None:
@@ -125,6 +130,12 @@ class Setup:
         one_of("precision", self.precision, ["float32", "tf32"])
         if self.participation is not None and not isinstance(self.participation, Participation):
             object.__setattr__(self, "participation", Participation(self.participation))
+
+    @property
+    def schedule(self) -> StepSchedule:
+        """How many local steps each client runs in each round."""
+        assert isinstance(self.steps, StepSchedule)
+        return self.steps
 
     @property
     def cohorts(self) -> Participation | None:
@@ -150,7 +161,6 @@ class Setup:
 EXAMPLES = {
     "federation": ", from Federation.load or Federation.from_arrays",
     "algorithm": " such as FedaGrac(lr=0.01)",
-    "steps": " such as Constant(10) or Gaussian(500, 10000)",
     "guard": " such as Guard(factor=10.0), or None",
     "aggregate": " such as Median() or TrimmedMean(share=0.1), or None",
 }

@@ -8,7 +8,7 @@ runs are read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -126,6 +126,16 @@ class StoredRun:
     def algorithm(self) -> str:
         """The registered name of the algorithm."""
         return printable(self.algorithm_settings["name"])
+
+    @property
+    def algorithms(self) -> list[str]:
+        """The registered names of the algorithm and of those inside it."""
+        names: list[str] = []
+        settings: Any = self.algorithm_settings
+        while isinstance(settings, Mapping) and isinstance(settings.get("name"), str):
+            names.append(printable(settings["name"]))
+            settings = settings.get("inner")
+        return names
 
     @property
     def label(self) -> str:
