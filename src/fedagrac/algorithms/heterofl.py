@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 
 from fedagrac.algorithms.base import Cost, Rows, State, Stateless, Traits, average
@@ -94,6 +95,10 @@ class HeteroFL(Stateless):
             self.held(_layout(population.layout, len(x)), width)
         return {"x": x}
 
+    def width(self, client: int) -> float:
+        """Return the width of a client."""
+        return self.levels[int(client) % len(self.levels)]
+
     def held(self, layout: Layout, width: float) -> Tensor:
         """Return which coordinates a client of this width holds, [d]."""
         inside = _Hidden.of(layout)
@@ -105,7 +110,7 @@ class HeteroFL(Stateless):
         Processes that share a simulation decide alike, whichever members they run.
         """
         layout = _layout(cohort.layout, len(x))
-        widths = [self.levels[int(client) % len(self.levels)] for client in cohort.clients]
+        widths = [self.width(client) for client in cohort.clients]
         held = {width: self.held(layout, width) for width in set(self.levels)}
         scores = self._scores(cohort, layout)
         if scores is None and all(bool(rows.all()) for rows in held.values()):
@@ -155,8 +160,16 @@ class HeteroFL(Stateless):
         return {"x": torch.where(weight > 0, total / weight, state["x"])}, {}
 
     def cost(self, cohort: Cohort) -> Cost:
-        """Return the cost: the sub-network down, and up."""
-        return Cost.of(cohort, down=1, up=1)
+        """Return the cost: the sub-network down, and up. A step takes the share of the coordinates held.
+
+        Without a layout it is that of the whole model. Scores of absent classes count as held.
+        """
+        if cohort.layout is None:
+            return Cost.of(cohort, down=1, up=1)
+        number = {width: int(self.held(cohort.layout, width).sum()) for width in set(self.levels)}
+        held = np.array([number[self.width(client)] for client in cohort.clients])
+        moved = held * cohort.number_bytes
+        return Cost.of(cohort, down_bytes=moved, up_bytes=moved, step_work=held / cohort.layout.size)
 
 
 @dataclass(frozen=True)
