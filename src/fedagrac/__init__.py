@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedagrac import models as models
     from fedagrac.algorithms import MIFA as MIFA
     from fedagrac.algorithms import Algorithm as Algorithm
+    from fedagrac.algorithms import DiLoCo as DiLoCo
     from fedagrac.algorithms import FedACG as FedACG
     from fedagrac.algorithms import FedAdagrad as FedAdagrad
     from fedagrac.algorithms import FedAdam as FedAdam
@@ -100,8 +101,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "fedagrac.algorithms": (
-        "Algorithm FedACG FedAdagrad FedAdam FedAvg FedAvgM FedCM FedDyn FedExP FedLESAM FedLin FedNova FedProx "
-        "FedSAM FedVARP FedYogi FedaGrac MIFA Mime MimeLite Scaffnew Scaffold ServerOptimizer algorithm"
+        "Algorithm DiLoCo FedACG FedAdagrad FedAdam FedAvg FedAvgM FedCM FedDyn FedExP FedLESAM FedLin FedNova "
+        "FedProx FedSAM FedVARP FedYogi FedaGrac MIFA Mime MimeLite Scaffnew Scaffold ServerOptimizer algorithm"
     ),
     "fedagrac.algorithms.base": "Cost Stateless Traits average",
     "fedagrac.callbacks": "Callback Checkpoints EarlyStop MLflow TensorBoard",

@@ -353,7 +353,12 @@ class Simulated:
         if not any(map(len, plans)):  # no client of this process takes part
             no_loss = torch.zeros(0, dtype=torch.float64, device=orders[0].x.device)
             return [
-                Result(order.x.new_empty((0, len(order.x))), no_loss, buffers=order.plan.buffers)
+                Result(
+                    order.x.new_empty((0, len(order.x))),
+                    no_loss,
+                    buffers=order.plan.buffers,
+                    slots=order.plan.slots,
+                )
                 for order in orders
             ]
         round = orders[0].whole.round
@@ -440,10 +445,13 @@ class Simulated:
 
 
 def _joinable(plans: Sequence[Plan]) -> list[list[int]]:
-    """Return groups of plans that an engine can run as one: simple ones with the same local optimizer."""
+    """Return groups of plans that an engine can run as one: simple ones with the same local optimizer.
+
+    Either all of them keep its state between rounds or none does.
+    """
     groups: dict[object, list[int]] = {}
     for i, plan in enumerate(plans):
-        groups.setdefault(plan.local if plan.simple else i, []).append(i)
+        groups.setdefault((plan.local, plan.slots is None) if plan.simple else i, []).append(i)
     return list(groups.values())
 
 
