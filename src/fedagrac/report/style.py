@@ -70,6 +70,7 @@ _IN_ORDER = (
     Look("#08a608", SOLID),
     Look("#f20cad", LONG),
     Look("#886bb2", DASH_DOT),
+    Look("#c07c81", DASH_DOT_DOT),
 )
 
 LOOKS = dict(zip(REGISTRY, _IN_ORDER, strict=True))
