@@ -78,7 +78,8 @@ class PersonalLayers(Algorithm):
         if shared.all():
             return {"x": average(cohort, result)}, {"own": result.models}
         x = state["x"].clone()
-        x[shared] = cohort.sum(cohort.weights, result.models[:, shared])
+        if shared.any():
+            x[shared] = cohort.sum(cohort.weights, result.models[:, shared])
         return {"x": x}, {"own": result.models}
 
     def own_models(self, state: State, rows: Rows, layout: Layout) -> Tensor:
