@@ -242,3 +242,44 @@ def heterofl(data, n, K, weights, eta, cohorts, levels, scaler):
         )
         path.append(np.concatenate([W1.ravel(), W2.ravel()]))
     return path
+
+
+class AdamW:
+    """The optimizer of Loshchilov and Hutter, Algorithm 2, with eta_t = 1 and a weight decay of lr * decay."""
+
+    def __init__(self, like, lr, decay, betas=(0.9, 0.999), eps=1e-8):
+        self.lr, self.decay, self.betas, self.eps = lr, decay, betas, eps
+        self.m, self.v, self.t = np.zeros_like(like), np.zeros_like(like), 0
+
+    def step(self, x, g):
+        (b1, b2), self.t = self.betas, self.t + 1
+        self.m = b1 * self.m + (1 - b1) * g
+        self.v = b2 * self.v + (1 - b2) * g**2
+        mhat, vhat = self.m / (1 - b1**self.t), self.v / (1 - b2**self.t)
+        return x - self.lr * (mhat / (np.sqrt(vhat) + self.eps) + self.decay * x)
+
+
+def diloco(problem, n, K, x, eta, cohorts, server_lr, momentum, merge, keep, decay, calibration):
+    """Algorithm 1 of Douillard et al. with K_i inner steps, and Nesterov's momentum on the outer gradient."""
+    everyone, path, velocity = share(n, range(len(n))), [], np.zeros_like(x)
+    inner, nu = {}, {i: problem.gradient(i, x) for i in everyone}
+    for clients in cohorts:
+        w, y, c = share(n, clients), {}, mean(everyone, nu)
+        for i in clients:
+            if i not in inner or not keep:
+                inner[i] = AdamW(x, eta, decay)
+            y[i], gradients = x.copy(), []
+            for _ in range(K[i]):
+                gradients.append(problem.gradient(i, y[i]))
+                correction = calibration * (c - nu[i]) if merge == "calibrated" else 0
+                y[i] = inner[i].step(y[i], gradients[-1] + correction)
+            nu[i] = sum(gradients) / K[i]
+        if merge == "work":
+            steps = sum(w[i] * K[i] for i in clients)
+            delta = steps * mean(w, {i: (x - y[i]) / K[i] for i in clients})
+        else:
+            delta = mean(w, {i: x - y[i] for i in clients})
+        velocity = momentum * velocity + delta
+        x = x - server_lr * (delta + momentum * velocity)
+        path.append(x)
+    return path

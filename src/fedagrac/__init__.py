@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedagrac import models as models
     from fedagrac.algorithms import MIFA as MIFA
     from fedagrac.algorithms import Algorithm as Algorithm
+    from fedagrac.algorithms import DiLoCo as DiLoCo
     from fedagrac.algorithms import Ditto as Ditto
     from fedagrac.algorithms import FedACG as FedACG
     from fedagrac.algorithms import FedAdagrad as FedAdagrad
@@ -106,9 +107,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "fedagrac.algorithms": (
-        "Algorithm Ditto FedACG FedAdagrad FedAdam FedAvg FedAvgM FedBN FedCM FedDyn FedExP FedLESAM FedLin "
-        "FedNova FedPer FedProx FedSAM FedVARP FedYogi FedaGrac HeteroFL MIFA Mime MimeLite Scaffnew Scaffold "
-        "ServerOptimizer algorithm"
+        "Algorithm DiLoCo Ditto FedACG FedAdagrad FedAdam FedAvg FedAvgM FedBN FedCM FedDyn FedExP FedLESAM "
+        "FedLin FedNova FedPer FedProx FedSAM FedVARP FedYogi FedaGrac HeteroFL MIFA Mime MimeLite Scaffnew "
+        "Scaffold ServerOptimizer algorithm"
     ),
     "fedagrac.algorithms.base": "Cost Stateless Traits average",
     "fedagrac.callbacks": "Callback Checkpoints EarlyStop MLflow TensorBoard",

@@ -49,6 +49,7 @@ NEUTRAL = {
     "fedsam": {"rho": 0.0},
     "fedlesam": {"rho": 0.0},
     "fedper": {"personal": ()},
+    "diloco": {"server_lr": 1.0, "momentum": 0.0, "local": fg.SGD()},
 }
 """Settings without the algorithm's own part."""
 
@@ -97,15 +98,15 @@ def test_the_order_of_clients_is_irrelevant(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_moving_the_origin_moves_the_trajectory(name):
-    """Nothing depends on the origin; control variates that start from weights would."""
-    q = quadratics()
+    """Nothing depends on the origin; control variates that start from weights would. So does weight decay."""
+    q, options = quadratics(), {"local": fg.AdamW(weight_decay=0.0)} if name == "diloco" else {}
     shift = np.array([3.0, -2.0, 1.0, 5.0, -4.0])
     moved = type(q)(q.A, [b + A @ shift for A, b in zip(q.A, q.b, strict=True)])
     module = q.module()
     with torch.no_grad():
         module.weight += torch.from_numpy(shift)
-    shifted = trajectory(fg.algorithm(name, lr=0.02), moved, module=module)
-    assert close(shifted - shift, trajectory(fg.algorithm(name, lr=0.02)), 1e-10)
+    shifted = trajectory(fg.algorithm(name, lr=0.02, **options), moved, module=module)
+    assert close(shifted - shift, trajectory(fg.algorithm(name, lr=0.02, **options)), 1e-10)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -331,6 +332,12 @@ def test_options_are_those_of_the_dataclass():
         ("scaffold", {"lr": 0.1, "option": 1}, "option"),
         ("scaffold", {"lr": 0.1, "server_lr": 0.0}, "server_lr"),
         ("scaffold", {"lr": 0.1, "option": "I", "economical": True}, 'economical.*option="II"'),
+        ("diloco", {"lr": 0.1, "merge": "calibrate"}, "did you mean 'calibrated'"),
+        ("diloco", {"lr": 0.1, "keep": "yes"}, "keep"),
+        ("diloco", {"lr": 0.1, "server_lr": 0.0}, "server_lr"),
+        ("diloco", {"lr": 0.1, "momentum": 1.0}, "momentum"),
+        ("diloco", {"lr": 0.1, "calibration": -1.0}, "calibration"),
+        ("diloco", {"lr": 0.1, "init": "weights"}, "init"),
     ],
 )
 def test_bad_settings_are_refused(name, options, message):
@@ -350,6 +357,9 @@ FORMS = [
     fg.FedaGrac(lr=0.1, first_steps="pass"),
     fg.FedaGrac(lr=0.1, transmit="average", first_steps=3),
     fg.FedLin(lr=0.1, gradient="first"),
+    fg.DiLoCo(lr=0.1, merge="work", keep=False),
+    fg.DiLoCo(lr=0.1, merge="calibrated"),
+    fg.DiLoCo(lr=0.1, merge="calibrated", init="zeros", local=fg.SGD()),
 ]
 
 
@@ -379,7 +389,8 @@ class Tried:
         total = gradient * torch.tensor(steps)[:, None] if self.plan.accumulate else None
         models = x - lr * (gradient + correction)
         second = None if self.plan.second is None else models
-        result = Result(models, torch.zeros(n, dtype=torch.float64), first, total, second=second)
+        loss = torch.zeros(n, dtype=torch.float64)
+        result = Result(models, loss, first, total, second=second, slots=self.plan.slots)
         self.after, self.rows_after = algorithm.aggregate(self.state, self.rows, cohort, self.plan, result)
 
 

@@ -138,6 +138,20 @@ def test_bad_levels_are_refused(levels):
         fg.HeteroFL(lr=0.1, levels=levels)
 
 
+def test_a_narrow_client_moves_and_computes_the_share_of_the_coordinates_that_it_holds():
+    """4 hidden channels of 8 inputs and 2 outputs: 32 + 4 + 8 + 2 numbers; of width 1/2: 16 + 2 + 4 + 2."""
+    rng = np.random.default_rng(0)
+    fed = fg.Federation.from_arrays([(rng.normal(size=(9, 8)), rng.integers(0, 2, 9)) for _ in range(2)])
+    module = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    result = fg.simulate(
+        module, fed, fg.HeteroFL(lr=0.1, levels=(1.0, 0.5)), rounds=1, steps=fg.Explicit([[10, 30]]),
+        clock=fg.Clock(fg.DeviceProfile("one", step_time=1.0)),
+    )  # fmt: skip
+    record = result.history[0]
+    assert record["bytes_down"] == record["bytes_up"] == 4 * (46 + 24)
+    assert record["sim_time"] == pytest.approx(max(10.0, 30 * 24 / 46))
+
+
 def test_all_clients_with_all_classes_have_no_masked_loss():
     fed = fg.Federation.from_arrays([digits(), digits(40)])
     masked, plain = (

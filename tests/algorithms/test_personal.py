@@ -124,6 +124,12 @@ def test_names_that_match_no_layer_are_refused(personal, message):
         quadratics().simulate(fg.FedPer(lr=ETA, personal=personal), module=TwoParts())
 
 
+def test_personal_layers_are_not_moved():
+    """2 of the 5 numbers are shared, of 8 bytes each, by 6 clients."""
+    result = quadratics().simulate(fg.FedPer(lr=ETA), rounds=1, module=TwoParts())
+    assert result.history[0]["bytes_down"] == result.history[0]["bytes_up"] == 6 * 2 * 8
+
+
 # FedBN against a loop in plain PyTorch
 
 

@@ -248,7 +248,7 @@ def test_moving_buffers_are_aggregated_by_the_rule():
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize("name", sorted(REGISTRY.keys() - {"heterofl"}))  # clients hold different coordinates
 def test_identical_clients_have_the_numbers_of_the_plain_sum(name, rule):
     single = quadratics(sizes=[20])
     q = Quadratics(single.A * 5, single.b * 5)

@@ -24,6 +24,7 @@ pytest.importorskip("flwr", reason="the extra fedagrac[flower] is not installed"
 
 from flwr.app import Array, Context, RecordDict
 
+from fedagrac.algorithms import REGISTRY
 from fedagrac.cli.app import main
 from fedagrac.core.streams import first_weights
 from fedagrac.flower import client_app, link
@@ -44,7 +45,7 @@ ALGORITHMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_planned_rounds_equal_a_simulation(name, tmp_path):
     settings = config(tmp_path, algorithm__name=name)
     run = flower(settings, federation(settings), FED.test)

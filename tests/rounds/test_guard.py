@@ -109,7 +109,9 @@ def test_a_dropped_client_changes_nothing(name, spoil):
     With FedLESAM these are not its first: the server keeps the model that a client received in its first round.
     """
     q, options = clients(), {"rounds": 4, "steps": fg.Explicit([K])}
-    algorithm, rounds = fg.algorithm(name, lr=0.02), (1, 2) if name == "fedlesam" else (0, 1)
+    personal = {"personal": ()} if name == "fedper" else {}  # otherwise its only layer would be personal
+    algorithm = fg.algorithm(name, lr=0.02, **personal)
+    rounds = (1, 2) if name == "fedlesam" else (0, 1)
     guarded = q.simulate(algorithm, engine=spoilt(spoil, rounds), guard=fg.Guard(10.0), **options)
     absent = q.simulate(algorithm, engine="serial", participation=AllBut(5, rounds=rounds), **options)
     assert guarded.history.column("dropped") == [[BAD] if t in rounds else [] for t in range(4)]

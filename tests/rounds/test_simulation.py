@@ -203,6 +203,9 @@ D_BYTES = 2 * 8  # two float64
         ("scaffnew", {}, 3, 3),
         ("fedsam", {}, 3, 3),
         ("fedlesam", {}, 3, 3),
+        ("diloco", {}, 3, 3),
+        ("diloco", {"merge": "calibrated", "init": "zeros"}, 6, 6),
+        ("diloco", {"merge": "calibrated", "init": "zeros", "local": fg.SGD()}, 6, 3),
     ],
 )
 def test_bytes_of_a_round_are_the_vectors_that_move(name, options, down, up):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedagrac.algorithms.base import Algorithm, Traits
+from fedagrac.algorithms.diloco import DiLoCo
 from fedagrac.algorithms.ditto import Ditto
 from fedagrac.algorithms.fedacg import FedACG
 from fedagrac.algorithms.fedagrac import NAMES, FedaGrac
@@ -37,6 +38,7 @@ __all__ = [
     "PAPER_NAMES",
     "REGISTRY",
     "Algorithm",
+    "DiLoCo",
     "Ditto",
     "FedACG",
     "FedAdagrad",
@@ -100,6 +102,7 @@ REGISTRY: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
     "fedper": (FedPer, {}),
     "fedbn": (FedBN, {}),
     "ditto": (Ditto, {}),
+    "diloco": (DiLoCo, {}),
 }
 """Every algorithm by name: its class, and the settings that the name fixes."""
 
@@ -182,13 +185,15 @@ def check_declared(algorithm: Algorithm, field: str = "algorithm") -> None:
         raise InputError(f"{field}.name", name, "a text, as an attribute or a property")
     if not isinstance(traits, Traits):
         raise InputError(f"{field}.traits", traits, "fedagrac.Traits(...), as an attribute or a property")
-    for group in ("vectors", "sums", "rows"):
+    for group in ("vectors", "sums", "rows", "counts"):
         names = getattr(traits, group)
         if not isinstance(names, tuple) or not all(isinstance(one, str) and one for one in names):
             raise InputError(f"{field}.traits.{group}", names, 'a tuple of names, such as ("x",)')
     vectors = traits.vectors + traits.sums
     if "x" not in traits.vectors or len(set(vectors)) < len(vectors):
         raise InputError(f"{field}.traits.vectors", vectors, 'different names, and "x" among the vectors')
+    if not set(traits.counts) <= set(traits.rows):
+        raise InputError(f"{field}.traits.counts", traits.counts, f"names among its rows, {traits.rows}")
     for choice, accepted in (("start", ("nothing", "gradients")), ("lr", ("step", "round"))):
         one_of(f"{field}.traits.{choice}", getattr(traits, choice), accepted)
     if traits.exchanges not in (1, 2):

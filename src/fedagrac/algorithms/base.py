@@ -46,7 +46,7 @@ State = Mapping[str, "Tensor"]
 """The server's vectors by name, each [d]; "x" is the global model."""
 
 Rows = Mapping[str, "Tensor"]
-"""Client state of a cohort by name, each [m, d]."""
+"""Client state of a cohort by name, each [m, d]; counts are [m, 1]."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Traits:
         vectors: the server's vectors in the model's precision; "x" is the model.
         sums: the server's vectors that are updated by adding to them; they may be kept in float64.
         rows: the vectors that the server keeps for each client.
+        counts: those of the rows that hold one number in float64 instead of a vector, such as a count.
         start: what every client sends before round 1: "nothing", or its full local "gradients" at x_1.
         exchanges: the number of exchanges in one round. With 2, clients first send a gradient at x~.
         needs_steps: whether the local rule depends on K_i, so that K_i must be known before clients begin.
@@ -71,6 +72,7 @@ class Traits:
     vectors: tuple[str, ...] = ("x",)
     sums: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
     start: Literal["nothing", "gradients"] = "nothing"
     exchanges: Literal[1, 2] = 1
     needs_steps: bool = False

@@ -17,9 +17,11 @@ from fedagrac.algorithms.base import Cost, Rows, State, Stateless
 from fedagrac.core.local import Plan, Result
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedagrac.core.cohort import Cohort
 
-__all__ = ["FedNova"]
+__all__ = ["FedNova", "normalised_update"]
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,18 @@ class FedNova(Stateless):
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
         """Return x = x~ - tau sum_i omega_i D_i / |a_i|_1, where tau = sum_i omega_i |a_i|_1."""
-        D = state["x"] - result.models
         if plan.local.plain:
-            step = cohort.sum(cohort.weights / plan.steps, D, scale=plan.steps)
-            return {"x": state["x"] - cohort.mean_steps * step}, {}
-        work = plan.local.work(plan.steps)
+            return {"x": state["x"] - normalised_update(state, cohort, plan, result)}, {}
+        D, work = state["x"] - result.models, plan.local.work(plan.steps)
         tau = float(cohort.total(torch.tensor(float(cohort.weights @ work), dtype=torch.float64)))
         return {"x": state["x"] - tau * cohort.sum(cohort.weights / work, D, scale=work)}, {}
 
     def cost(self, cohort: Cohort) -> Cost:
         """Return the cost: the model down, the model up. K_i is a single number and does not count."""
         return Cost.of(cohort, down=1, up=1)
+
+
+def normalised_update(state: State, cohort: Cohort, plan: Plan, result: Result) -> Tensor:
+    """Return Kbar sum_i omega_i D_i / K_i, a vector [d]."""
+    D = state["x"] - result.models
+    return cohort.mean_steps * cohort.sum(cohort.weights / plan.steps, D, scale=plan.steps)

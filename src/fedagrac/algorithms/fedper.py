@@ -78,7 +78,8 @@ class PersonalLayers(Algorithm):
         if shared.all():
             return {"x": average(cohort, result)}, {"own": result.models}
         x = state["x"].clone()
-        x[shared] = cohort.sum(cohort.weights, result.models[:, shared])
+        if shared.any():
+            x[shared] = cohort.sum(cohort.weights, result.models[:, shared])
         return {"x": x}, {"own": result.models}
 
     def own_models(self, state: State, rows: Rows, layout: Layout) -> Tensor:
@@ -86,8 +87,11 @@ class PersonalLayers(Algorithm):
         return torch.where(self._personal(state["x"], layout), rows["own"], state["x"])
 
     def cost(self, cohort: Cohort) -> Cost:
-        """Return the cost: the shared layers down, and up."""
-        return Cost.of(cohort, down=1, up=1)
+        """Return the cost: the shared layers down, and up; the whole model if the layout is not known."""
+        if cohort.layout is None:
+            return Cost.of(cohort, down=1, up=1)
+        shared = int((~self.own_coordinates(cohort.layout)).sum()) * cohort.number_bytes
+        return Cost.of(cohort, down_bytes=shared, up_bytes=shared)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 
 from fedagrac.algorithms.base import Cost, Rows, State, Stateless, Traits, average
@@ -94,22 +95,29 @@ class HeteroFL(Stateless):
             self.held(_layout(population.layout, len(x)), width)
         return {"x": x}
 
+    def width(self, client: int) -> float:
+        """Return the width of a client."""
+        return self.levels[int(client) % len(self.levels)]
+
     def held(self, layout: Layout, width: float) -> Tensor:
         """Return which coordinates a client of this width holds, [d]."""
         inside = _Hidden.of(layout)
         return torch.cat([inside.held(parameter, width).reshape(-1) for parameter in layout.parameters])
 
     def masks(self, cohort: Cohort, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return m_i and the factors of the scaler for each member, [m, d]; None if all members hold all."""
+        """Return m_i and the factors of the scaler for each member, [m, d]; None if all clients hold all.
+
+        Processes that share a simulation decide alike, whichever members they run.
+        """
         layout = _layout(cohort.layout, len(x))
-        widths = [self.levels[int(client) % len(self.levels)] for client in cohort.clients]
-        held = {width: self.held(layout, width) for width in set(widths)}
+        widths = [self.width(client) for client in cohort.clients]
+        held = {width: self.held(layout, width) for width in set(self.levels)}
         scores = self._scores(cohort, layout)
         if scores is None and all(bool(rows.all()) for rows in held.values()):
             return None
-        mask = torch.stack([held[width] for width in widths])
-        if scores is not None:
-            mask &= scores
+        mask = torch.ones((len(cohort), len(x)), dtype=torch.bool) if scores is None else scores
+        for row, width in enumerate(widths):
+            mask[row] &= held[width]
         factors = torch.ones(mask.shape, dtype=x.dtype)
         for parameter, span in layout.spans():
             if self.scaler and _Hidden.of(layout).scales(parameter):
@@ -117,7 +125,7 @@ class HeteroFL(Stateless):
         return mask.to(x.device, x.dtype), factors.to(x.device)
 
     def _scores(self, cohort: Cohort, layout: Layout) -> Tensor | None:
-        """Return which coordinates do not make scores of absent classes, [m, d]; None if no class is absent."""
+        """Return which coordinates do not make scores of absent classes, [m, d]; None if targets have none."""
         labels = None if cohort.labels is None or not self.masked_loss else cohort.labels(cohort.clients)
         last = _Hidden.of(layout).last
         classes = next((p.shape[0] for p in layout.parameters if p.layer == last), 1)
@@ -125,8 +133,6 @@ class HeteroFL(Stateless):
             return None
         held = torch.zeros((len(cohort), classes), dtype=torch.bool)
         held[:, : labels.shape[1]] = torch.from_numpy(labels)
-        if bool(held.all()):
-            return None
         kept = torch.ones((len(cohort), layout.size), dtype=torch.bool)
         for parameter, span in layout.spans():
             if parameter.layer == last:
@@ -154,8 +160,16 @@ class HeteroFL(Stateless):
         return {"x": torch.where(weight > 0, total / weight, state["x"])}, {}
 
     def cost(self, cohort: Cohort) -> Cost:
-        """Return the cost: the sub-network down, and up."""
-        return Cost.of(cohort, down=1, up=1)
+        """Return the cost: the sub-network down, and up. A step takes the share of the coordinates held.
+
+        Without a layout it is that of the whole model. Scores of absent classes count as held.
+        """
+        if cohort.layout is None:
+            return Cost.of(cohort, down=1, up=1)
+        number = {width: int(self.held(cohort.layout, width).sum()) for width in set(self.levels)}
+        held = np.array([number[self.width(client)] for client in cohort.clients])
+        moved = held * cohort.number_bytes
+        return Cost.of(cohort, down_bytes=moved, up_bytes=moved, step_work=held / cohort.layout.size)
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,9 @@ class Plan:
         anchored: whether the gradient at x~ over the same batch is subtracted from every gradient. It costs a
             second gradient in every step.
         second: another model that each member trains; None for none.
+        slots: the state of U with which each member begins, one [m, d] for each of `local.slots`; members then
+            report the state with which they end. None for a state that begins at zero and is forgotten.
+        before: how many steps each member made before, in which its slots came about, [m]; None without slots.
     """
 
     steps: npt.NDArray[np.int64]
@@ -114,6 +117,8 @@ class Plan:
     scale: Tensor | None = None
     anchored: bool = False
     second: Second | None = None
+    slots: tuple[Tensor, ...] | None = None
+    before: npt.NDArray[np.int64] | None = None
 
     @classmethod
     def of(
@@ -142,7 +147,7 @@ class Plan:
     def join(cls, plans: Sequence[Plan]) -> Plan:
         """Join plans with one local optimizer into one for an engine, with the rows of the first plan first.
 
-        Plans with starts, masks, scales or points beside x are not joined.
+        Plans with starts, masks, scales or points beside x are not joined, nor one with slots and one without.
         """
         corrections = [plan.correction for plan in plans]
         like = next((rows for rows in corrections if rows is not None), None)
@@ -155,6 +160,8 @@ class Plan:
                 ]
             )
         accumulate = any(plan.accumulate for plan in plans)
+        slots = [plan.slots for plan in plans if plan.slots is not None]
+        before = [plan.before for plan in plans if plan.before is not None]
         return cls(
             steps=np.concatenate([plan.steps for plan in plans]),
             lr=np.concatenate([plan.lr for plan in plans]),
@@ -165,6 +172,8 @@ class Plan:
             exact=accumulate,
             buffers=_joined([plan.buffers for plan in plans]),
             local=plans[0].local,
+            slots=tuple(torch.cat(rows) for rows in zip(*slots, strict=True)) if slots else None,
+            before=np.concatenate(before) if before else None,
         )
 
     def __len__(self) -> int:
@@ -193,6 +202,8 @@ class Plan:
             ascent=None if self.ascent is None else self.ascent[rows],
             scale=None if self.scale is None else self.scale[index],
             second=None if self.second is None else self.second.part(rows),
+            slots=None if self.slots is None else tuple(slot[index] for slot in self.slots),
+            before=None if self.before is None else self.before[rows],
         )
 
     def of_second(self) -> Plan:
@@ -251,6 +262,7 @@ class Result:
         total: the sum of the K_i gradients, [m, d], if `plan.accumulate` asked for it; otherwise None.
         buffers: the moving buffers with which each member ends, [m, q]; None if the plan has none.
         second: the second models, [m, d]; None if the plan has none.
+        slots: the state of U with which each member ends, each [m, d]; None if the plan has none.
     """
 
     models: Tensor
@@ -259,14 +271,15 @@ class Result:
     total: Tensor | None = None
     buffers: Tensor | None = None
     second: Tensor | None = None
+    slots: tuple[Tensor, ...] | None = None
 
     def part(self, rows: npt.NDArray[np.int64]) -> Result:
         """Return the replies of some members."""
         index = torch.from_numpy(rows)
         optional = self.first, self.total, self.buffers, self.second
-        return Result(
-            self.models[index], self.loss[index], *(None if rows is None else rows[index] for rows in optional)
-        )
+        first, total, buffers, second = (None if rows is None else rows[index] for rows in optional)
+        slots = None if self.slots is None else tuple(slot[index] for slot in self.slots)
+        return Result(self.models[index], self.loss[index], first, total, buffers, second, slots)
 
     def finite(self) -> npt.NDArray[np.bool_]:
         """Return which replies hold neither NaN nor infinity, [m].
@@ -277,7 +290,7 @@ class Result:
             [True, False, False]
         """
         finite_rows = torch.isfinite(self.loss)
-        for rows in (self.models, self.first, self.total, self.buffers, self.second):
+        for rows in (self.models, self.first, self.total, self.buffers, self.second, *(self.slots or ())):
             if rows is not None:
                 finite_rows = finite_rows & torch.isfinite(rows).all(1)
         finite: npt.NDArray[np.bool_] = finite_rows.cpu().numpy()
@@ -295,6 +308,7 @@ class Result:
                     first=None if self.first is None or not plan.first_steps.any() else self.first[rows],
                     total=None if self.total is None or not plan.accumulate else self.total[rows],
                     buffers=None if self.buffers is None else self.buffers[rows],
+                    slots=None if self.slots is None else tuple(slot[rows] for slot in self.slots),
                 )
             )
             start = rows.stop
@@ -347,6 +361,7 @@ def check_plan(source: str, plan: Plan, cohort: Cohort, d: int) -> None:
     if (plan.first_steps > plan.steps).any():
         raise InputError(f"{source} first_steps", plan.first_steps.tolist(), "at most the steps of each client")
     _check_local(source, plan, m)
+    _check_slots(source, plan, m, d)
     names = "correction", "at_start", "start", "mask", "beside", "scale"
     given = {name: getattr(plan, name) for name in names}
     if plan.second is not None:
@@ -366,6 +381,25 @@ def _check_local(source: str, plan: Plan, m: int) -> None:
         raise InputError(f"{source} ascent", plan.ascent, f"a number of at least 0 for each of {m} clients")
     if sum((plan.ascent is not None, plan.anchored, plan.beside is not None or plan.scale is not None)) > 1:
         raise InputError(f"{source} ascent", plan.ascent, "one of ascent, anchored, and points beside x or scales")
+
+
+def _check_slots(source: str, plan: Plan, m: int, d: int) -> None:
+    """Check the state of the local optimizer with which members begin."""
+    if plan.slots is None and plan.before is None:
+        return
+    counts = plan.before
+    if (
+        not isinstance(counts, np.ndarray)
+        or counts.shape != (m,)
+        or counts.dtype.kind != "i"
+        or (counts < 0).any()
+    ):
+        accepted = f"a NumPy array of {m} integers of at least 0: the steps that each client made with its slots"
+        raise InputError(f"{source} before", counts, accepted)
+    shapes = [list(np.shape(slot)) for slot in plan.slots] if isinstance(plan.slots, tuple) else plan.slots
+    if shapes != [[m, d]] * plan.local.slots:
+        accepted = f"a tuple of {plan.local.slots} tensors [{m}, {d}], as many as {plan.local} has"
+        raise InputError(f"{source} slots", f"shapes {shapes}", accepted)
 
 
 def mean_gradient(plan: Plan, x: Tensor, result: Result) -> Tensor:

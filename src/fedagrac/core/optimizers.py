@@ -5,7 +5,7 @@ In the local rule (`fedagrac.core.local`) an optimizer is U with its clipping,
     x <- x - eta_i * U( clip(g) + c_i + mu_i * (x - x~) )
 
 It is a frozen dataclass of numbers. Its state is a few vectors for each client, which begin at zero in every
-round. With the same gradients the steps are those of `torch.optim`.
+round unless the algorithm keeps them (`Plan.slots`). With the same gradients the steps are those of `torch.optim`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-__all__ = ["PLAIN", "SGD", "Adam", "AdamW", "LocalOptimizer", "ascent_factors", "clip_factors"]
+__all__ = ["PLAIN", "SGD", "Adam", "AdamW", "LocalOptimizer", "ascent_factors", "clip_factors", "numbers_after"]
 
 CLIP_EPS = 1e-6
 """What `torch.nn.utils.clip_grad_norm_` adds to a norm before it divides by it."""
@@ -78,7 +78,8 @@ class LocalOptimizer(ABC):
             G: the gradients with their corrections, of any shape; it may be changed.
             X: the models, like G.
             slots: the state, each like G.
-            numbers: what `numbers` returns for this step, as numbers or as tensors.
+            numbers: what `numbers` returns for this step, as numbers or as tensors that multiply G: one number,
+                or one for each client if clients made different numbers of steps before this round.
         """
 
     def work(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -241,3 +242,25 @@ def ascent_factors(squares: Tensor, rho: Any) -> Tensor:
     """
     factors: Tensor = rho / (squares.sqrt() + ASCENT_EPS)
     return factors
+
+
+def numbers_after(
+    local: LocalOptimizer, before: npt.NDArray[np.int64], begin: int, steps: int
+) -> npt.NDArray[np.float64]:
+    """Return the numbers of an optimizer in some steps of a round, [steps, m, n].
+
+    Args:
+        local: the optimizer, which has n numbers.
+        before: how many steps each client made before the round, [m].
+        begin: the first of the steps.
+        steps: how many steps.
+
+    Examples:
+        >>> numbers_after(Adam(betas=(0.5, 0.0)), np.array([0, 1]), begin=1, steps=1).tolist()
+        [[[0.75, 1.0], [0.875, 1.0]]]
+    """
+    after = before + np.arange(begin, begin + steps)[:, None]
+    distinct, where = np.unique(after, return_inverse=True)
+    table = np.array([local.numbers(int(k)) for k in distinct], np.float64)
+    numbers: npt.NDArray[np.float64] = table[where.reshape(after.shape)]
+    return numbers

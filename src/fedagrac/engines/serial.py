@@ -68,13 +68,16 @@ class SerialEngine:
         first = torch.zeros_like(models) if plan.first_steps.any() else None
         total = torch.zeros_like(models) if plan.accumulate else None
         ends = None if plan.buffers is None else torch.zeros_like(plan.buffers)
+        kept = None if plan.slots is None else tuple(slot.clone() for slot in plan.slots)
         done = plan.steps.copy()
         with training(w):
             for i, client in enumerate(clients):
                 seed_dropout(w, round, w.number_of(client))
                 K, n_first = int(plan.steps[i]), int(plan.first_steps[i])
                 x_i, center = models[i], x if x.ndim == 1 else x[i]
-                slots = [torch.zeros_like(x_i) for _ in range(plan.local.slots)]
+                slots = [torch.zeros_like(x_i) for _ in range(plan.local.slots if kept is None else 0)]
+                slots += [slot[i] for slot in kept or ()]
+                before = 0 if plan.before is None else int(plan.before[i])
                 running = torch.zeros((), dtype=torch.float64, device=x.device)
                 descent, point = Descent.of(plan, i, center), Point.of(plan, i, x_i, center)
                 w.model.bind(x_i if point is None else point.y)
@@ -92,7 +95,7 @@ class SerialEngine:
                         first[i] += g / n_first
                     if total is not None:
                         total[i] += g
-                    descent.step(x_i, g, slots, k)
+                    descent.step(x_i, g, slots, before + k)
                     if over is not None and over(k + 1):
                         done[i] = K = k + 1
                         break
@@ -102,7 +105,7 @@ class SerialEngine:
                 if ends is not None:
                     ends[i] = w.model.buffers.take(ends.dtype)
         w.model.buffers.check_constant()
-        return Result(models, loss, first, total, ends), done
+        return Result(models, loss, first, total, ends, slots=kept), done
 
     def _batches(
         self, client: int, steps: int, round: int, piecewise: bool
@@ -225,7 +228,7 @@ class Descent:
         return g
 
     def step(self, x: Tensor, g: Tensor, slots: list[Tensor], k: int) -> None:
-        """Make step k of x along the gradient g, which is changed."""
+        """Make a step of x along the gradient g, which is changed, after k others with the same slots."""
         if self.correction is not None:
             g += self.correction
         if self.mu:

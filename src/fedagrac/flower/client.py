@@ -21,7 +21,7 @@ import numpy as np
 from fedagrac.errors import FedagracError, InputError, count, positive
 from fedagrac.flower.extra import require_flower
 from fedagrac.flower.identity import Greeting, sign
-from fedagrac.flower.wire import PROTOCOL, VECTORS, Parcel, fingerprint, pack, unpack
+from fedagrac.flower.wire import PROTOCOL, VECTORS, Parcel, fingerprint, pack, slot_names, unpack
 
 if TYPE_CHECKING:
     import torch
@@ -266,6 +266,10 @@ class LocalClient:
             parts["ascent"] = np.array([float(ask.facts["ascent"])])
         parts |= {"buffers": self._buffers(ask), "anchored": bool(ask.facts.get("anchored", False))}
         local = self.settings.build_algorithm().local
+        if "before" in ask.facts:
+            names = slot_names(range(local.slots))
+            parts["slots"] = tuple(self._place(ask, name)[None] for name in names)
+            parts["before"] = np.array([int(ask.facts["before"])])
 
         def plan(steps: int, mean: bool) -> Plan:
             made = Plan.of([steps], lr, correction, mu, int(ask.facts["first"]), mean, local)
@@ -288,6 +292,7 @@ class LocalClient:
             sent["buffers"] = result.buffers[0]
         if "second" in ask.vectors:
             sent["second"] = self._second(plan(K, False), ask, x, t)
+        sent |= {name: slot[0] for name, slot in zip(slot_names(result.slots), result.slots or (), strict=True)}
         if not planned:
             self._keep(t, None if result.first is None else result.first[0])
         facts = {"client": self.number, "round": t, "steps": K, "loss": float(result.loss[0])}

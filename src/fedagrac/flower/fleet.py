@@ -27,7 +27,7 @@ from fedagrac.flower.link import Link, MissedError, RemoteGradients
 from fedagrac.flower.operating import EXCLUSIONS, read_exclusions
 from fedagrac.flower.settings import NOTED, ClientSteps
 from fedagrac.flower.suspects import LiveDivergence, far_longer, longest_update
-from fedagrac.flower.wire import BadReplyError, Parcel, fingerprint
+from fedagrac.flower.wire import BadReplyError, Parcel, fingerprint, slot_names
 from fedagrac.rounds.evaluation import evaluate
 from fedagrac.rounds.exchange import Order, Replies, Spent
 from fedagrac.rounds.fleet import Roster, first_buffers
@@ -422,6 +422,8 @@ class FlowerFleet:
                     raise BadReplyError(f"total was not asked for with steps = {K}")
                 if plan.buffers is not None:
                     reply.vector("buffers", plan.buffers.shape[1], dtype)
+                for name in slot_names(plan.slots):
+                    reply.vector(name, d, dtype)
                 good[row] = reply
             except BadReplyError as error:
                 self.link.note(f"client {client}: reply dropped, {error}")
@@ -490,11 +492,14 @@ def _message(order: Order, row: int, chosen: bool = False) -> Parcel:
         facts["ascent"] = float(plan.ascent[row])
     if plan.anchored:
         facts["anchored"] = True
+    if plan.before is not None:
+        facts["before"] = int(plan.before[row])
     parts = {"c": plan.correction, "buffers": plan.buffers, "start": plan.start, "mask": plan.mask}
     parts |= {"beside": plan.beside, "scale": plan.scale}
     if plan.second is not None:
         parts["second"] = plan.second.start
         facts |= {"second-lr": float(plan.second.lr[row]), "second-mu": float(plan.second.mu[row])}
+    parts |= dict(zip(slot_names(plan.slots), plan.slots or (), strict=True))
     vectors = {name: rows[row] for name, rows in parts.items() if rows is not None}
     return Parcel(facts, {"x": order.x, **vectors})
 
@@ -516,7 +521,7 @@ def _vectors(order: Order, row: int) -> dict[str, int]:
         vectors["buffers"] = plan.buffers.shape[1]
     if plan.second is not None:
         vectors["second"] = d
-    return vectors
+    return vectors | dict.fromkeys(slot_names(plan.slots), d)
 
 
 def _result(order: Order, vectors: list[dict[str, Tensor]], loss: list[float]) -> Result:
@@ -537,4 +542,7 @@ def _result(order: Order, vectors: list[dict[str, Tensor]], loss: list[float]) -
         total = torch.stack(sums)
     buffers = None if plan.buffers is None else torch.stack([v["buffers"] for v in vectors])
     second = None if plan.second is None else torch.stack([v["second"] for v in vectors])
-    return Result(models, torch.tensor(loss, dtype=torch.float64), first, total, buffers, second)
+    slots = None
+    if plan.slots is not None:
+        slots = tuple(torch.stack([v[name] for v in vectors]) for name in slot_names(plan.slots))
+    return Result(models, torch.tensor(loss, dtype=torch.float64), first, total, buffers, second, slots)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fedagrac.models.vector import VectorModel
 
-__all__ = ["PROTOCOL", "BadReplyError", "Expected", "Parcel", "fingerprint", "pack", "unpack"]
+__all__ = ["PROTOCOL", "BadReplyError", "Expected", "Parcel", "fingerprint", "pack", "slot_names", "unpack"]
 
 PROTOCOL = 1
 """The version of the messages, which must be the same on the server and on all clients."""
@@ -190,6 +190,16 @@ def fingerprint(model: VectorModel) -> str:
     """
     shapes = [f"{name} {tuple(p.shape)}" for name, p in zip(model.names, model.parameters, strict=True)]
     return hashlib.sha256("\n".join([str(model.dtype), *shapes]).encode()).hexdigest()[:16]
+
+
+def slot_names(slots: Sequence[Any] | None) -> list[str]:
+    """Return the names of the vectors of a local optimizer's state in messages.
+
+    Examples:
+        >>> slot_names([0.0, 0.0])
+        ['slot0', 'slot1']
+    """
+    return [f"slot{i}" for i in range(len(slots or ()))]
 
 
 def pack(parcel: Parcel) -> RecordDict:

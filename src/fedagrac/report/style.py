@@ -74,6 +74,7 @@ _IN_ORDER = (
     Look("#4b6898", DOTTED),
     Look("#bb2f60", LONG),
     Look("#c068fd", DASH_DOT_DOT),
+    Look("#c07c81", DASH_DOT_DOT),
 )
 
 LOOKS = dict(zip(REGISTRY, _IN_ORDER, strict=True))

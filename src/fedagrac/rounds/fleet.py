@@ -403,7 +403,11 @@ class Simulated:
             none = orders[0].x.new_empty((0, len(orders[0].x)))
             return [
                 Result(
-                    none, no_loss, buffers=order.plan.buffers, second=None if order.plan.second is None else none
+                    none,
+                    no_loss,
+                    buffers=order.plan.buffers,
+                    second=None if order.plan.second is None else none,
+                    slots=order.plan.slots,
                 )
                 for order in orders
             ]
@@ -500,10 +504,13 @@ class Simulated:
 
 
 def _joinable(plans: Sequence[Plan]) -> list[list[int]]:
-    """Return groups of plans that an engine can run as one: simple ones with the same local optimizer."""
+    """Return groups of plans that an engine can run as one: simple ones with the same local optimizer.
+
+    Either all of them keep its state between rounds or none does.
+    """
     groups: dict[object, list[int]] = {}
     for i, plan in enumerate(plans):
-        groups.setdefault(plan.local if plan.simple else i, []).append(i)
+        groups.setdefault((plan.local, plan.slots is None) if plan.simple else i, []).append(i)
     return list(groups.values())
 
 

@@ -350,9 +350,12 @@ def check_fits(
         for name, vector in vectors.items():
             any_precision = vectors is checkpoint.state and name in traits.sums
             size = len(buffers) if buffers is not None and name == BUFFERS else len(x)
-            if vector.shape[-1] != size or not (any_precision or vector.dtype == x.dtype):
+            dtype = x.dtype
+            if vectors is rows and name in traits.counts:
+                size, dtype = 1, torch.float64
+            if vector.shape[-1] != size or not (any_precision or vector.dtype == dtype):
                 given = f"{vector.shape[-1]} numbers of {vector.dtype}"
-                raise CheckpointError(f"the checkpoint's {what}{name} has {given}, expected {size} of {x.dtype}")
+                raise CheckpointError(f"the checkpoint's {what}{name} has {given}, expected {size} of {dtype}")
 
 
 def content_hash(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

@@ -86,6 +86,7 @@ class LanesEngine:
             first=rows() if plan.first_steps.any() else None,
             total=rows() if plan.accumulate else None,
             buffers=None if plan.buffers is None else torch.empty_like(plan.buffers),
+            slots=None if plan.slots is None else tuple(rows() for _ in plan.slots),
         )
         with training(self.workload):
             self.model.route(min(len(clients), self.width or len(clients)))
@@ -155,7 +156,7 @@ class LanesEngine:
         parts = plan.correction is not None, plan.mu.any(), plan.first_steps.any(), plan.accumulate
         others = plan.mask, plan.beside, plan.scale, plan.ascent
         vectors = 5 + sum(map(bool, parts)) + sum(part is not None for part in others) + plan.local.slots
-        vectors += (0 if plan.local.plain and plan.at_x else 1) + 2 * plan.anchored
+        vectors += (0 if plan.local.plain and plan.at_x else 1) + 2 * plan.anchored + len(plan.slots or ())
         for batch, group in lane_groups(plan.steps, self.workload.batch_sizes(clients)):
             width = self.width or self.memory.fitting_width(vectors, batch, int(plan.steps[group].max()))
             if width < len(group):

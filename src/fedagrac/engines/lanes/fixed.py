@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from fedagrac.core.optimizers import SGD, clip_factors
+from fedagrac.core.optimizers import SGD, clip_factors, numbers_after
 from fedagrac.engines.base import starts_of
 from fedagrac.engines.lanes.compiled import compile_step
 from fedagrac.engines.lanes.kernels.descend import descend
@@ -87,7 +87,8 @@ class Buffers(NamedTuple):
         mask: the coordinates that lanes train, block by block.
         slots: the state of the local optimizer, block by block.
         points: where gradients are taken; None for the models.
-        numbers: the numbers of the local optimizer for each step, [steps, n]; None if it has none.
+        numbers: the numbers of the local optimizer for each step, [steps, n], or for each step and lane,
+            [steps, W, n]; None if it has none.
     """
 
     X: list[Tensor]
@@ -116,6 +117,7 @@ class FixedLanes:
         self, wave: Wave, plan: Plan, x: Tensor, workload: Workload, pieces: Pieces, compiled: bool = False
     ) -> None:
         self._pieces, self._model, self._local = pieces, workload.model, plan.local
+        self._keeps = plan.slots is not None
         W, batch = len(wave.rows), wave.samples.shape[1]
         device, dtype = x.device, x.dtype
         shifts = None
@@ -138,7 +140,7 @@ class FixedLanes:
             mask=None if plan.mask is None else self._blocks(W, x),
             slots=[self._blocks(W, x) for _ in range(plan.local.slots)],
             points=self._points(plan, W, x),
-            numbers=self._numbers(x),
+            numbers=self._numbers(W, x),
         )
         self.compiled = compiled
         self.unroll = _unroll(wave, workload) if compiled else 1
@@ -151,10 +153,11 @@ class FixedLanes:
         views = self._model.views(x.reshape(-1, x.shape[-1])[0]).values()
         return [torch.zeros((lanes, *view.shape), dtype=x.dtype, device=x.device) for view in views]
 
-    def _numbers(self, x: Tensor) -> Tensor | None:
-        """Return a table of the local optimizer's numbers; None if it has none."""
+    def _numbers(self, lanes: int, x: Tensor) -> Tensor | None:
+        """Return a table of the optimizer's numbers, for each lane if slots are kept; None if it has none."""
         columns = len(self._local.numbers(0))
-        return torch.ones((TABLE_STEPS, columns), dtype=x.dtype, device=x.device) if columns else None
+        shape = (TABLE_STEPS, lanes, columns) if self._keeps else (TABLE_STEPS, columns)
+        return torch.ones(shape, dtype=x.dtype, device=x.device) if columns else None
 
     def _points(self, plan: Plan, lanes: int, x: Tensor) -> Points | None:
         """Return room for the points at which gradients are taken; None if they are taken at the models."""
@@ -175,7 +178,8 @@ class FixedLanes:
         parts = plan.correction is not None, bool(plan.mu.any()), bool(plan.first_steps.any()), plan.accumulate
         unroll = _unroll(wave, workload) if compiled else 1
         moving = plan.buffers is not None
-        others = [rows is not None for rows in (plan.mask, plan.beside, plan.scale, plan.ascent)] + [plan.anchored]
+        others = [rows is not None for rows in (plan.mask, plan.beside, plan.scale, plan.ascent, plan.slots)]
+        others.append(plan.anchored)
         sizes = len(wave.rows), wave.samples.shape[1]
         return *sizes, wave.shifts is not None, unroll, moving, *parts, *others, plan.local
 
@@ -196,7 +200,8 @@ class FixedLanes:
                 self._prepared[kind]()
         K = torch.as_tensor(plan.steps[wave.rows], dtype=torch.float64, device=x.device)
         result.loss[rows] = b.loss / K
-        for blocks, into in ((b.X, result.models), (b.first, result.first), (b.total, result.total)):
+        taken = (b.X, result.models), (b.first, result.first), (b.total, result.total)
+        for blocks, into in (*taken, *zip(b.slots, result.slots or (), strict=False)):
             if blocks is not None and into is not None:
                 self._take_out(blocks, into, wave.rows)
         if b.moving is not None and result.buffers is not None:
@@ -217,9 +222,11 @@ class FixedLanes:
             self._fill(b.mask, plan.mask[rows])
         if b.points is not None:
             self._fill_points(b.points, plan, wave.rows, rows, x_of_rows)
-        for collected in (b.first, b.total, *b.slots):
+        for collected in (b.first, b.total, *(() if self._keeps else b.slots)):
             for block in collected or ():
                 block.zero_()
+        for slot, start in zip(b.slots, plan.slots or (), strict=False):
+            self._fill(slot, start[rows])
         if b.moving is not None and plan.buffers is not None:
             for name, start in self._model.buffers.rows(plan.buffers[rows]).items():
                 b.moving[name].copy_(start)
@@ -258,8 +265,9 @@ class FixedLanes:
         rates = np.stack([active * plan.lr[wave.rows], active, in_first / np.maximum(n_first, 1)], axis=-1)
         b.rates[:T] = torch.as_tensor(rates, dtype=b.rates.dtype)
         if b.numbers is not None:
-            numbers = [plan.local.numbers(k) for k in range(begin, begin + T)]
-            b.numbers[:T] = torch.as_tensor(numbers, dtype=b.numbers.dtype)
+            before = np.zeros(1, np.int64) if plan.before is None else plan.before[wave.rows]
+            numbers = numbers_after(plan.local, before, begin, T)
+            b.numbers[:T] = torch.as_tensor(numbers if self._keeps else numbers[:, 0], dtype=b.numbers.dtype)
         b.rates[T : T + self.unroll] = 0  # for the steps of a call after the last one
         b.counter.zero_()
 
@@ -296,7 +304,7 @@ class FixedLanes:
         for name, rows in (b.moving or {}).items():  # finished lanes keep the buffers with which they ended
             rows[:width] = torch.where(per_lane(runs, rows) > 0, moved[name], rows[:width])
         gradients = self._clipped(gradients, b, width)
-        numbers = () if b.numbers is None else b.numbers.index_select(0, b.counter)[0].unbind(0)
+        numbers = () if b.numbers is None else b.numbers.index_select(0, b.counter)[0].unbind(-1)
         for i, g in enumerate(gradients):
             X = b.X[i][:width]
             if b.total is not None:
@@ -307,13 +315,25 @@ class FixedLanes:
                 g = g + per_lane(b.mu[:width], X) * (X - b.center[i][:width])  # noqa: PLW2901
             C = None if b.C is None else b.C[i][:width]
             if self._local.slots or b.mask is not None or not isinstance(self._local, SGD):
-                slots = [blocks[i][:width] for blocks in b.slots]
-                g = self._local.direction(g if C is None else g + C, X, slots, numbers)  # noqa: PLW2901
+                g = self._direction(g if C is None else g + C, X, i, b, numbers, runs)  # noqa: PLW2901
                 C = None
                 if b.mask is not None:
                     g = g * b.mask[i][:width]  # noqa: PLW2901
             descend(X, g, C, eta)
         b.counter.add_(1)
+
+    def _direction(
+        self, G: Tensor, X: Tensor, block: int, b: Buffers, numbers: Sequence[Tensor], runs: Tensor
+    ) -> Tensor:
+        """Return U(G) of one block. Where slots are kept, those of finished lanes stay as they ended."""
+        slots = [blocks[block][: len(X)] for blocks in b.slots]
+        if not self._keeps:
+            return self._local.direction(G, X, slots, numbers)
+        before = [slot.clone() for slot in slots]
+        U = self._local.direction(G, X, slots, [per_lane(number[: len(X)], X) for number in numbers])
+        for slot, ended in zip(slots, before, strict=True):
+            slot.copy_(torch.where(per_lane(runs, X) > 0, slot, ended))
+        return U
 
     def _clipped(self, gradients: Sequence[Tensor], b: Buffers, width: int) -> Sequence[Tensor]:
         """Return the gradients of the coordinates that lanes train, shortened to the largest norm."""

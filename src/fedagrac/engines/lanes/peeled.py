@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from fedagrac.core.optimizers import clip_factors
+from fedagrac.core.optimizers import clip_factors, numbers_after
 from fedagrac.engines.base import starts_of
 from fedagrac.engines.lanes.points import Points
 from fedagrac.engines.lanes.ragged import ragged_gradient
 from fedagrac.engines.serial import read_ahead
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
     from torch import Tensor
 
@@ -49,7 +51,10 @@ class PeeledLanes:
         self._C = None if plan.correction is None else plan.correction[self.where]
         self._mask = None if plan.mask is None else plan.mask[self.where]
         self._points = Points.of(plan, self.where, vector_model, self.centers)
-        self.slots = [torch.zeros_like(self.X) for _ in range(plan.local.slots)]
+        if plan.slots is None:
+            self.slots = [torch.zeros_like(self.X) for _ in range(plan.local.slots)]
+        else:
+            self.slots = [slot[self.where] for slot in plan.slots]
         self.loss = torch.zeros(len(wave.rows), dtype=torch.float64, device=x.device)
         self.first = torch.zeros_like(self.X) if plan.first_steps.any() else None
         self.total = torch.zeros_like(self.X) if plan.accumulate else None
@@ -92,6 +97,8 @@ class PeeledLanes:
         for collected, into in ((self.first, result.first), (self.total, result.total), (ends, result.buffers)):
             if collected is not None and into is not None:
                 into[self.where] = collected
+        for slot, into in zip(self.slots, result.slots or (), strict=False):
+            into[self.where] = slot
 
     def _step(self, k: int, m: int, G: Tensor) -> None:
         """Move the first m lanes along their gradients."""
@@ -109,5 +116,12 @@ class PeeledLanes:
             G += self._C[:m]
         if self._proximal:
             G += self._mu[:m] * (X - self.centers[:m])
-        U = local.direction(G, X, [slot[:m] for slot in self.slots], local.numbers(k))
+        U = local.direction(G, X, [slot[:m] for slot in self.slots], self._numbers(k, m))
         X.addcmul_(U if self._mask is None else U * self._mask[:m], self._eta[:m], value=-1)
+
+    def _numbers(self, k: int, m: int) -> Sequence[Any]:
+        """Return the local optimizer's numbers in step k: for all lanes, or [m, 1] if they made steps before."""
+        if self._plan.before is None:
+            return self._plan.local.numbers(k)
+        table = numbers_after(self._plan.local, self._plan.before[self._wave.rows[:m]], k, 1)[0]
+        return torch.as_tensor(table, dtype=self.X.dtype, device=self.X.device)[:, :, None].unbind(1)
