@@ -103,6 +103,7 @@ def test_every_algorithm_has_a_page_and_a_row():
     for page, pages in (("docs/algorithms/index.md", ""), ("README.md", "docs/algorithms/")):
         text = (ROOT / page).read_text()
         assert f"\n{table.BEGIN}\n{table.table(pages)}\n\n{table.END}\n" in text, f"{table.BEGIN} in {page}"
+        assert all(text.count(f"| [`{name}`](") == 1 for name in fg.algorithms.REGISTRY)  # no second table
     for name, (cls, _) in fg.algorithms.REGISTRY.items():
         assert table.table().count(f"[`{name}`]") == 1
         text = (ROOT / "docs" / "algorithms" / f"{cls.__module__.rpartition('.')[2]}.md").read_text()
