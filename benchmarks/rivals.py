@@ -162,7 +162,11 @@ def together(runs):
     module, fed, options = problem.setting(name, seed)
     begun = time.perf_counter()
     algorithms = [built(problem, name, settings) for _, name, settings, _ in runs]
-    results = fg.simulate_many(module, fed, algorithms, problem.rounds, **options)
+    try:
+        results = fg.simulate_many(module, fed, algorithms, problem.rounds, **options)
+    except Exception as error:
+        print(f"{', '.join(name for _, name, _, _ in runs)}: {error}", flush=True)
+        return [] if len(runs) == 1 else [record for run in runs for record in together([run])]
     seconds = (time.perf_counter() - begun) / len(runs)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     records = []
@@ -233,7 +237,7 @@ def measure(args):
                 records += found
                 with out.open("a") as file:
                     file.writelines(json.dumps(record) + "\n" for record in found)
-                print(f"{stage}: {len(found)} runs, {found[0]['seconds']:.1f} s each", flush=True)
+                print(f"{stage}: {len(found)} runs, {sum(r['seconds'] for r in found):.1f} s", flush=True)
                 if time.monotonic() > end:
                     print("time is over", flush=True)
                     pool.terminate()
