@@ -90,7 +90,8 @@ CASES = [(engine, name) for engine in ENGINES for name in OPTIMIZERS if engine !
 
 @pytest.mark.parametrize(("engine", "name"), CASES)
 def test_three_rounds_of_unequal_steps_are_one_run_of_torch_optim(engine, name, monkeypatch):
-    monkeypatch.setattr("fedagrac.engines.lanes.fixed.COMPILED_WIDTHS", 1)
+    for widths in ("WIDTHS", "COMPILED_WIDTHS"):  # one width: finished lanes stay in the block of the others
+        monkeypatch.setattr(f"fedagrac.engines.lanes.fixed.{widths}", 1)
     monkeypatch.setattr("fedagrac.engines.lanes.fixed.UNROLL", (2, 1))  # K = 7 and 9 end within a call
     ours, theirs = OPTIMIZERS[name]
     x = workload().model.initial()
@@ -123,8 +124,9 @@ def test_a_state_of_zeros_after_no_step_changes_no_bit(engine, local):
     assert len(reported.slots) == local.slots
 
 
-def test_a_lane_that_has_finished_keeps_the_state_with_which_it_ended():
+def test_a_lane_that_has_finished_keeps_the_state_with_which_it_ended(monkeypatch):
     """A lane of 1 step is in one block with lanes of 300 and 260, whose steps need two tables."""
+    monkeypatch.setattr("fedagrac.engines.lanes.fixed.WIDTHS", 1)
     problem = workload(batch_size=4)
     x = problem.model.initial()
     zeros = tuple(torch.zeros(3, len(x), dtype=x.dtype) for _ in range(2))

@@ -131,6 +131,10 @@ def long_total(result, row, x):
     result.total[row] *= 1e3
 
 
+def nan_slot(result, row, x):
+    result.slots[1][row] = torch.nan
+
+
 @pytest.mark.parametrize(
     ("algorithm", "spoil", "what"),
     [
@@ -138,8 +142,9 @@ def long_total(result, row, x):
         (fg.FedaGrac(lr=0.02, transmit="first"), long_first, "its first gradient"),
         (fg.FedaGrac(lr=0.001), long_total, "its gradient sum"),
         (fg.algorithm("scaffold", lr=0.001), long_total, "its gradient sum"),
+        (fg.DiLoCo(lr=0.02), nan_slot, "its update"),
     ],
-    ids=["first", "all first", "sum", "sum of SCAFFOLD"],
+    ids=["first", "all first", "sum", "sum of SCAFFOLD", "state of AdamW"],
 )
 def test_a_client_whose_model_is_good_is_dropped_for_its_other_vectors(algorithm, spoil, what, caplog):
     """Client 3 is fast, so it sends a first gradient; sums are sent because eta K is below 0.01."""

@@ -21,6 +21,7 @@ from fedagrac.storage.checkpoints import (
     Checkpoint,
     CheckpointError,
     Facts,
+    check_fits,
     read_checkpoint,
     write_checkpoint,
 )
@@ -48,9 +49,10 @@ def test_a_resumed_run_equals_an_uninterrupted_run(name, options, tmp_path):
     assert len(again.history) == 7
 
 
-def test_state_in_files_gives_the_same_numbers(tmp_path):
-    files = run("fedagrac", participation=3, state_dir=tmp_path / "state")
-    assert torch.equal(files.vector, run("fedagrac", participation=3).vector)
+@pytest.mark.parametrize("name", ["fedagrac", "diloco"])
+def test_state_in_files_gives_the_same_numbers(name, tmp_path):
+    files = run(name, participation=3, state_dir=tmp_path / "state")
+    assert torch.equal(files.vector, run(name, participation=3).vector)
     assert list((tmp_path / "state").iterdir()) == []  # the files have no name
 
 
@@ -165,6 +167,26 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
         run("fedagrac", resume=stored)
     with pytest.raises(fg.InputError, match="before round 6"):
         run("fedagrac", rounds=6, resume=replace(stored, history=whole.history[:6]))
+
+
+@pytest.mark.parametrize(
+    ("made", "fits"),
+    [
+        (torch.ones(2, 1, dtype=torch.float64), True),
+        (torch.ones(2, 3, dtype=torch.float64), False),
+        (torch.ones(2, 1), False),
+    ],
+    ids=["one number", "a vector", "float32"],
+)
+def test_a_count_of_a_client_is_one_number_in_float64(made, fits):
+    table, x = ClientTable(6), torch.zeros(3)
+    table.put(np.array([4, 1]), {"v": torch.zeros(2, 3), "made": made})
+    stored, traits = Checkpoint(1, {"x": x}, table, FACTS), fg.Traits(rows=("v", "made"), counts=("made",))
+    if fits:
+        check_fits(stored, traits, x)
+        return
+    with pytest.raises(CheckpointError, match=r"the clients' made has .* expected 1 of torch\.float64"):
+        check_fits(stored, traits, x)
 
 
 def test_differences_between_lists():

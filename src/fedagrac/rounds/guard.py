@@ -34,6 +34,7 @@ class Guard:
       of the others. A sum of gradients is divided by K_i.
     - Moving buffers are too long if their norm is, and if they also moved too far in each step. Norms below 1, and
       below that at the start of the round, count as such.
+    - The state of a local optimizer must be finite. It may be long, because only the same client receives it.
 
     A dropped client counts as one that did not reply: weights are normalised over the others, and the rows that
     the server keeps for it stay the same.
