@@ -42,8 +42,8 @@ READING = """## How to read the tables
 """
 
 BLANKS = """Runs at the paper's counts that are missing or were cut off. The minutes are those of the machine of
-the part's other runs (one H200 or one CPU core); runs side by side share their time. AlexNet and VGG-19 are counted
-with all 200 rounds on an H200."""
+the part's other runs (one H200 or one CPU core); runs side by side share their time. AlexNet and VGG-19 are
+counted with all 200 rounds on an H200."""
 
 
 def page(store: Records) -> str:
