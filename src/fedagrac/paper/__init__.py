@@ -6,6 +6,8 @@ from fedagrac.paper import (
     figure_lr_lambda,
     figure_pretest,
     figure_time,
+    participation,
+    regime_map,
     table1,
     table2,
     table_models,
@@ -40,6 +42,8 @@ RECIPES: dict[str, Recipe] = {
         figure_lr_lambda,
         table_variance,
         figure_time,
+        regime_map,
+        participation,
     )
 }
 """Every recipe by name."""

@@ -1,6 +1,7 @@
 """Run a recipe, or merge records, where only torch and numpy are installed.
 
 python -m fedagrac.paper table-variance --scale paper --out DIR --time-budget 500
+python -m fedagrac.paper regime-map --scale paper --out DIR --time-budget 500 --workers 8
 python -m fedagrac.paper merge FROM INTO
 """
 
@@ -12,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedagrac.paper import RECIPES, Records, Trial, TrialRecord, records_of, run_trials
-from fedagrac.paper.grid import GridPoint
+from fedagrac.paper import RECIPES, Records, records_of, run_trials
+from fedagrac.paper.workers import Work, run_in_workers, show
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,27 +48,19 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--time-budget", type=float, metavar="SECONDS")
     parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="resume here what the budget has cut off")
+    parser.add_argument("--workers", type=int, default=1, help="processes of one thread each")
     options = parser.parse_args(arguments)
     recipe, store = RECIPES[options.recipe], Records(options.out)
-    if recipe.run is not None:
+    work = Work(recipe.name, options.scale, options.out, options.data_dir, options.checkpoints)
+    if recipe.run is not None and options.workers > 1:
+        run_in_workers(work, options.only, options.workers, options.time_budget)
+    elif recipe.run is not None:
         trials = [trial for trial in recipe.trials(options.scale) if options.only in trial.name]
         run_group = functools.partial(recipe.run, data_dir=options.data_dir)
         budget, checkpoints = options.time_budget, options.checkpoints
         run_trials(recipe.name, trials, store, run_group, budget, show, checkpoints=checkpoints)
     table = recipe.table(records_of(recipe, options.scale, store), options.scale)
     print(" | ".join(table.columns), *[" | ".join(row) for row in table.rows], sep="\n")
-
-
-def show(trials: list[Trial], records: list[TrialRecord]) -> None:
-    """Print which trials begin (no records yet), or what they gave."""
-    if trials and not records:
-        others = f" and {len(trials) - 1} others" if len(trials) > 1 else ""
-        print(f"{trials[0].name}{others} ...", flush=True)
-    for trial, record in zip(trials, records, strict=False):
-        best, seconds = record.outcome["best"], record.outcome["seconds"]
-        reached = "-" if best is None else f"{best:.4f}"  # a regression, or a run that diverged at once
-        rounds = GridPoint("", (record,)).rounds()
-        print(f"{trial.name}: {rounds} rounds, best {reached}, {seconds} s", flush=True)
 
 
 if __name__ == "__main__":

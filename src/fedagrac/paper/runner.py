@@ -45,6 +45,7 @@ __all__ = [
     "outcome_of",
     "run_simulations",
     "run_trials",
+    "side_by_side",
     "smoothed",
 ]
 
@@ -213,7 +214,7 @@ def run_trials(
     show([trial for trial, _ in done], [record for _, record in done])
     complete = True
     pending = [trial for trial, record in before if record is None or not record.finished]
-    for group in _groups(pending, checkpoints):
+    for group in side_by_side(pending, checkpoints):
         if end is not None and time.monotonic() > end:
             return False
         show(group, [])
@@ -234,7 +235,7 @@ def run_trials(
     return complete
 
 
-def _groups(trials: Iterable[Trial], checkpoints: Path | None) -> list[list[Trial]]:
+def side_by_side(trials: Iterable[Trial], checkpoints: Path | None) -> list[list[Trial]]:
     """Return the trials that run side by side from the same round, in the order of the first of each group."""
     groups: list[list[Trial]] = []
     open_groups: dict[str, list[Trial]] = {}
