@@ -161,6 +161,11 @@ class FedaGrac(Algorithm):
         return {**state, "x": average(cohort, result), "nu": nu}, {"nu": nu_i, "v": v}
 
     def cost(self, cohort: Cohort) -> Cost:
-        """Return the cost: the model and nu down; the model and, where needed, a second vector up."""
-        second = self.transmits_first(cohort).astype(np.int64) if self.economical else 1
-        return Cost.of(cohort, down=2, up=1 + second)
+        """Return the cost: the model and nu down; the model and, where needed, other vectors up.
+
+        If the local steps are not plain, the mean gradient does not follow from the model and is sent, too.
+        """
+        if not self.economical:
+            return Cost.of(cohort, down=2, up=2)
+        first = self.transmits_first(cohort).astype(np.int64)
+        return Cost.of(cohort, down=2, up=(1 if self.local.plain else 2) + first)

@@ -104,7 +104,9 @@ class Scaffold(Algorithm):
     def cost(self, cohort: Cohort) -> Cost:
         """Return the cost: the model and nu down; the model and, unless economical, the control variate up.
 
-        Option I computes a gradient over all local data, too.
+        Option I computes a gradient over all local data, too. If the local steps are not plain, the control
+        variate does not follow from the model.
         """
         extra = cohort.epoch_steps if self.option == "I" else 0
-        return Cost.of(cohort, down=2, up=1 if self.economical else 2, extra_steps=extra)
+        follows = self.economical and self.local.plain
+        return Cost.of(cohort, down=2, up=1 if follows else 2, extra_steps=extra)

@@ -70,10 +70,10 @@ _IN_ORDER = (
     Look("#08a608", SOLID),
     Look("#f20cad", LONG),
     Look("#886bb2", DASH_DOT),
-    Look("#0a936f", DASHED),
-    Look("#4b6898", DOTTED),
-    Look("#bb2f60", LONG),
-    Look("#c068fd", DASH_DOT_DOT),
+    Look("#16a077", DASHED),
+    Look("#b905fd", DOTTED),
+    Look("#c43666", LONG),
+    Look("#6a80b5", DASH_DOT_DOT),
     Look("#c07c81", DASH_DOT_DOT),
 )
 
