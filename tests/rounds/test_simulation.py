@@ -203,7 +203,7 @@ D_BYTES = 2 * 8  # two float64
         ("scaffnew", {}, 3, 3),
         ("fedsam", {}, 3, 3),
         ("fedlesam", {}, 3, 3),
-        ("heterofl", {}, 3, 3),
+        ("heterofl", {"levels": (1.0,)}, 3, 3),
         ("fedper", {"personal": ()}, 3, 3),
         ("fedbn", {}, 3, 3),
         ("ditto", {}, 3, 3),
