@@ -98,6 +98,17 @@ def test_every_exported_name_exists_and_is_documented():
     assert not missing
 
 
+def test_the_tables_of_the_comparison_are_those_of_its_records():
+    spec = importlib.util.spec_from_file_location("rivals", ROOT / "benchmarks" / "rivals.py")
+    rivals = importlib.util.module_from_spec(spec)
+    sys.modules["rivals"] = rivals  # dataclasses look their module up
+    spec.loader.exec_module(rivals)
+    page = (ROOT / "docs" / "comparison.md").read_text()
+    tables = rivals.tables(rivals.read(ROOT / "benchmarks" / "records" / "rivals.jsonl"))
+    assert list(tables) == ["a9a", "fashion", "cifar10"]
+    assert all(f"\n{table}\n" in page for table in tables.values())
+
+
 def test_every_algorithm_has_a_page_and_a_row():
     """The tables in the docs and in the README are those that the code makes."""
     for page, pages in (("docs/algorithms/index.md", ""), ("README.md", "docs/algorithms/")):
