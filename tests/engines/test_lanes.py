@@ -407,3 +407,24 @@ def test_a_loss_that_cannot_be_batched_is_named():
     model = fg.models.build("logistic", features=64, classes=10)
     with pytest.warns(UserWarning, match="lanes cannot batch the loss"):
         fg.simulate(model, fed, fg.FedAvg(lr=0.1), rounds=1, loss=loss, engine="lanes", device="cpu")
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY.keys() - {"heterofl"}))  # which refuses batch normalization
+def test_every_algorithm_moves_the_statistics_of_batch_normalization_alike(name):
+    """A gradient beside the model, at its ascent or at x~, must not move them a second time."""
+
+    def normalized():
+        torch.manual_seed(4)
+        return nn.Sequential(nn.Flatten(), nn.Linear(144, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 4))
+
+    serial, lanes = (
+        fg.simulate(
+            normalized(), pictures(), fg.algorithm(name, lr=0.02), rounds=2, steps=fg.Explicit([[1, 9, 4, 2, 9]]),
+            batch_size=5, engine=engine, device="cpu", dtype=torch.float64,
+        )
+        for engine in ("serial", "lanes")
+    )  # fmt: skip
+    assert far(lanes.vector, serial.vector) < 1e-8
+    for key, values in serial.buffers.items():
+        assert torch.allclose(lanes.buffers[key].double(), values.double(), rtol=1e-7), key
+    assert lanes.history.column("test_loss") == pytest.approx(serial.history.column("test_loss"), rel=1e-7)

@@ -84,23 +84,22 @@ class LaneModel:
         )
         moving = self.given_buffers(m) if buffers is None else buffers
 
-        def at(models: list[Tensor], scale: list[Tensor] | None = None) -> tuple[Tensor, Sequence[Tensor], Any]:
-            return self._pieces_at(models, scale, moving, inputs, targets)
-
         if points is None:
-            return at(blocks)
-        if points.anchor is not None:
-            losses, gradients, moved = at(blocks)
-            return losses, [g - a for g, a in zip(gradients, at(points.anchor)[1], strict=True)], moved
-        if points.ascent is None:
+            return self._pieces_at(blocks, None, moving, inputs, targets)
+        if points.anchor is None and points.ascent is None:
             beside = points.beside
             models = blocks if beside is None else [X + p for X, p in zip(blocks, beside, strict=True)]
-            return at(models, points.scale)
-        losses, gradients, moved = at(blocks)
+            return self._pieces_at(models, points.scale, moving, inputs, targets)
+        before = {name: values.clone() for name, values in moving.items()}  # a pass may change buffers in place
+        losses, gradients, moved = self._pieces_at(blocks, None, moving, inputs, targets)
+        if points.anchor is not None:
+            _, at_anchor, _ = self._pieces_at(points.anchor, None, before, inputs, targets)
+            return losses, [g - a for g, a in zip(gradients, at_anchor, strict=True)], moved
+        assert points.ascent is not None
         squares = torch.stack([g.square().flatten(1).sum(1) for g in gradients]).sum(0)
         factors = ascent_factors(squares, points.ascent)
         higher = [X + per_lane(factors, g) * g for X, g in zip(blocks, gradients, strict=True)]
-        return losses, at(higher)[1], moved
+        return losses, self._pieces_at(higher, None, before, inputs, targets)[1], moved
 
     def _pieces_at(
         self,
