@@ -232,6 +232,10 @@ def test_the_test_sets_of_clients_are_measured_with_their_own_models(algorithm):
     result, modules = trained(algorithm, tests=tests)
     accuracies = [of(module, *test)[0] for module, test in zip(modules, tests, strict=True)]
     assert np.allclose(result.per_client.accuracy, accuracies)
+    given = [of(result.model(client), *test)[0] for client, test in enumerate(tests)]
+    assert np.allclose(given, accuracies)
+    with pytest.raises(fg.InputError, match="client = 3: expected a client from 0 to 2"):
+        result.model(3)
     assert result.history[-1]["test_accuracy"] == pytest.approx(np.mean(accuracies))
     masses = [of(module, *test)[1] for module, test in zip(modules, tests, strict=True)]
     assert result.history[-1]["mass"] == pytest.approx(np.mean(masses))

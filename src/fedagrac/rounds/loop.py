@@ -275,6 +275,7 @@ class Run:
             divergence=self.divergence,
             buffer_vector=None if self.server.buffers is None else self.server.buffers.cpu(),
             per_client=self.per_client,
+            own=self.server.own_models(self.fleet.weights, self.ranks, self.fleet.model.layout),
         )
         for callback in self.callbacks:
             callback.on_end(self, self.result)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedagrac.citations import bibtex
+from fedagrac.errors import InputError
 from fedagrac.parsing import printable, utc
 from fedagrac.rounds.per_client import CLIENT_MEASURES
 from fedagrac.rounds.stop import target_accuracy
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fedagrac.models.vector import VectorModel
     from fedagrac.rounds.divergence import Divergence
     from fedagrac.rounds.exchange import Contact
+    from fedagrac.rounds.own_models import OwnModels
     from fedagrac.rounds.per_client import PerClient
 
 __all__ = ["History", "RoundRecord", "SimulationResult", "Status", "over_seeds"]
@@ -262,6 +264,7 @@ class SimulationResult:
         divergence: which client diverged first, and after how many steps; None unless the run diverged.
         buffer_vector: the final moving buffers of the module as one vector; None if it has none.
         per_client: the results of the final model on each client's own test set; None without such sets.
+        own: the models that clients use; None if all use the global model with its buffers.
     """
 
     algorithm: Algorithm
@@ -274,6 +277,7 @@ class SimulationResult:
     divergence: Divergence | None = None
     buffer_vector: Tensor | None = None
     per_client: PerClient | None = None
+    own: OwnModels | None = None
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -287,9 +291,17 @@ class SimulationResult:
             return {}
         return {name: rows[0] for name, rows in self.vector_model.buffers.rows(self.buffer_vector[None]).items()}
 
-    def model(self) -> nn.Module:
-        """Return a new module with the final weights and buffers."""
-        return self.vector_model.export(self.vector, self.buffer_vector).cpu()
+    def model(self, client: int | None = None) -> nn.Module:
+        """Return a new module with the final weights and buffers, or with those that a client uses.
+
+        Clients use weights of their own with personal algorithms such as FedPer, and buffers of their own with
+        buffers="local". If several processes share the run, all of them must call this.
+        """
+        if client is None or self.own is None:
+            return self.vector_model.export(self.vector, self.buffer_vector).cpu()
+        if not 0 <= client < len(self.own.weights):
+            raise InputError("client", client, f"a client from 0 to {len(self.own.weights) - 1}")
+        return self.vector_model.export(*self.own.of(client)).cpu()
 
     def rounds_to(self, accuracy: float) -> int | None:
         """Return the first round whose test accuracy is at or above `accuracy`, a fraction, or None."""
