@@ -300,16 +300,19 @@ def _picture(records: TrialRecords, scale: Scale) -> Figure:
 
 
 def _draw(axes: Axes, records: TrialRecords, scale: Scale, name: str, eta: float) -> Any:
-    """Draw one map, with the change in percent in every decided cell and "=" in the others; return its image."""
+    """Draw one map, with the change in percent in every decided cell and "=" in the others; return its image.
+
+    A cell with one seed has no colour.
+    """
     ratios, fasts = sorted(COUNTS[scale]["ratios"]), sorted(COUNTS[scale]["fast"])
     values = [[math.nan] * len(ratios) for _ in fasts]
     for i, fast in enumerate(fasts):
         for j, ratio in enumerate(ratios):
             fleet = f"ratio{ratio}-fast{fast}"
             ahead = advantage(records, fleet, f"{name}/full/epoch/{eta:g}", f"scaffold/full/{eta:g}")
-            if ahead.interval is not None:
-                values[i][j] = -ahead.interval.mean / math.log(2)
-                text = _percent(ahead.interval.mean) if ahead.sign else "="
+            if ahead.seeds:
+                values[i][j] = -ahead.mean / math.log(2) if ahead.seeds > 1 else math.nan
+                text = "one seed" if ahead.seeds == 1 else _percent(ahead.mean) if ahead.sign else "="
                 axes.text(j, i, text, ha="center", va="center", fontsize=7)
     image = axes.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1, origin="lower", aspect="auto")
     axes.set_xticks(range(len(ratios)), [str(ratio) for ratio in ratios])
