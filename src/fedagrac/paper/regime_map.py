@@ -140,7 +140,7 @@ class Advantage:
     Examples:
         >>> ahead = Advantage([0.5, 0.7, 0.6])
         >>> ahead.sign, str(ahead)
-        (1, '-45% [-50%, -39%]')
+        (1, '-45% [-57%, -30%]')
         >>> Advantage([0.5, -0.5]).sign, Advantage([]).sign
         (0, 0)
     """
