@@ -68,3 +68,11 @@ def test_runs_that_share_a_fleet_have_the_numbers_of_runs_alone(tmp_path):
         stored = load_file(tmp_path / "out" / entry.folder / "model.safetensors")
         for name, values in alone.params.items():
             assert torch.equal(values, stored[name]), entry.label
+
+
+def test_an_algorithm_that_does_not_fit_the_model_is_refused_before_any_run():
+    experiment = Experiment.of(
+        {**TABLE, "algorithm": [{"name": "fedavg"}, {"name": "fedper", "personal": ["head"]}]}
+    )
+    with pytest.raises(fg.InputError, match=r"algorithm\[1\]\.personal = 'head': expected names of parameters"):
+        prepare(experiment)

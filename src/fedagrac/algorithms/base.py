@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedagrac.core.cohort import Cohort, Population
     from fedagrac.core.layout import Layout
     from fedagrac.core.local import Plan, Result
+    from fedagrac.core.robust import Aggregation
 
 __all__ = [
     "Algorithm",
@@ -222,6 +223,9 @@ class Algorithm(ABC):
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
         """Return the server's next state and the members' next rows."""
+
+    def check_model(self, layout: Layout, aggregate: Aggregation | None) -> None:  # noqa: B027
+        """Refuse a model, or a robust rule, with which the algorithm cannot work. By default none is refused."""
 
     def own_models(self, state: State, rows: Rows, layout: Layout) -> Tensor:
         """Return the models that clients with these rows use, [m, d]. Only personal algorithms have them."""

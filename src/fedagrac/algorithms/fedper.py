@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from fedagrac.core.cohort import Cohort, Population
     from fedagrac.core.layout import Layout
+    from fedagrac.core.robust import Aggregation
 
 __all__ = ["FedBN", "FedPer", "PersonalLayers"]
 
@@ -44,6 +45,10 @@ class PersonalLayers(Algorithm):
     def traits(self) -> Traits:
         """The server keeps each client's last model, of which only the personal layers are used."""
         return Traits(rows=("own",), personal=True)
+
+    def check_model(self, layout: Layout, aggregate: Aggregation | None) -> None:
+        """Refuse names that no layer has."""
+        self.own_coordinates(layout)
 
     def start(self, x: Tensor, population: Population) -> State:
         """Return the model, whose personal layers stay those of x_1. Warn if no layer, or every layer, is."""

@@ -31,7 +31,8 @@ from fedagrac.errors import InputError, flag, positive
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedagrac.core.cohort import Cohort, Population
+    from fedagrac.core.cohort import Cohort
+    from fedagrac.core.robust import Aggregation
 
 __all__ = ["HeteroFL"]
 
@@ -86,14 +87,13 @@ class HeteroFL(Stateless):
         flag("scaler", self.scaler)
         flag("masked_loss", self.masked_loss)
 
-    def start(self, x: Tensor, population: Population) -> State:
-        """Return the model. Refuse robust rules, and layers whose sub-networks are not known."""
-        if population.aggregate is not None:
+    def check_model(self, layout: Layout, aggregate: Aggregation | None) -> None:
+        """Refuse robust rules, and layers whose sub-networks are not known."""
+        if aggregate is not None:
             accepted = "no robust rule: different clients hold different coordinates, so they cannot be compared"
-            raise InputError("aggregate", population.aggregate, accepted)
+            raise InputError("aggregate", aggregate, accepted)
         for width in set(self.levels):
-            self.held(_layout(population.layout, len(x)), width)
-        return {"x": x}
+            self.held(layout, width)
 
     def width(self, client: int) -> float:
         """Return the width of a client."""

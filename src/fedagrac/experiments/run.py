@@ -169,6 +169,9 @@ def prepare(
     if not is_import_path(experiment.data.name):
         resolved["data"]["clients"] = federation.num_clients
     entries = _entries(experiment, resolved, imports, mean_steps=float(federation.weights @ K))
+    for i, entry in enumerate(entries):
+        with section(f"algorithm[{i}]"):
+            fleet.check(entry.algorithm)
     return Prepared(experiment, module, fleet, entries, imports)
 
 
@@ -222,6 +225,8 @@ def _entries(
             note = f"lr {shown} x Kbar {mean_steps:.1f}, because this algorithm divides its steps by K_i"
             scaled = Scaled(mean_steps, shared) if callable(shared) else shared * mean_steps
             algorithm = dataclasses.replace(algorithm, lr=scaled)
+        if algorithm.traits.personal:
+            note = "; ".join(filter(None, [note, "measured with the clients' own models, not with one for all"]))
         label, defaults = settings.label or algorithm.name, {}
         if is_import_path(settings.name):
             label = settings.label or last_name(settings.name)

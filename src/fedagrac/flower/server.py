@@ -120,6 +120,7 @@ def run_federation(
         raise InputError("steps.kind", "client", accepted)
     user_callbacks = checked_callbacks(callbacks)
     setup = settings.setup(loss, metrics)
+    algorithm.check_model(model.layout, setup.aggregate)
     fleet = FlowerFleet(settings, model, Link(grid, model, settings))
     if test is not None:
         pool = test if isinstance(test, Federation) else Federation.from_arrays([test], test=test)

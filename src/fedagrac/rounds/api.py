@@ -166,6 +166,8 @@ def run_on(
         raise InputError("resume", f"rounds {rounds_done}", f"{len(algorithms)} checkpoints after the same round")
     if resume[0] is not None and rounds_done[0] >= fleet.setup.rounds:
         raise InputError("resume", f"round {rounds_done[0]}", f"a checkpoint before round {fleet.setup.rounds}")
+    for algorithm in algorithms:
+        fleet.check(algorithm)
     with fleet.ready(len(algorithms), None if resume[0] is None else resume[0].facts):
         runs = []
         for algorithm, callbacks_of_run, checkpoint in zip(algorithms, callbacks, resume, strict=True):

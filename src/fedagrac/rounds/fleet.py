@@ -324,6 +324,10 @@ class Simulated:
         assert isinstance(self.roster.gradients, LastGradients)
         return self.roster.gradients
 
+    def check(self, algorithm: Algorithm) -> None:
+        """Refuse an algorithm that cannot work with the model or the robust rule."""
+        algorithm.check_model(self.model.layout, self.setup.aggregate)
+
     def server(self, algorithm: Algorithm) -> Server:
         """Return a server whose model is x_1. Call `start` or `restore` before the first round."""
         folder = None if self.setup.state_dir is None else Path(self.setup.state_dir)
