@@ -198,6 +198,13 @@ def test_fedlin_is_one_line_although_the_seed_decides_its_step_size(tmp_path):
     assert "times the shared 0.1" in render_page(runs)
 
 
+def test_results_of_the_clients_own_models_say_so(tmp_path):
+    own, one = (read_run(write_run(tmp_path / name, [record(1, 0.5)], name)) for name in ("ditto", "fedavg"))
+    said = "test results are those of the clients&#39; own models"
+    assert said in render_page([own])
+    assert said not in render_page([one])
+
+
 def test_the_same_label_in_two_experiments_is_told_apart(tmp_path):
     runs = [
         read_run(write_run(tmp_path / name / "fedavg", [record(1, 0.5)], rounds=i))

@@ -32,6 +32,7 @@ __all__ = [
     "charts_of",
     "curve",
     "headline",
+    "measures_own_models",
     "names_of",
     "scales_shared_lr",
     "series_of",
@@ -152,6 +153,11 @@ def scales_shared_lr(run: StoredRun) -> bool:
     name = str(inner.get("name")) if isinstance(inner, dict) else run.algorithm
     registered = name in REGISTRY and "lr" in run.experiment
     return registered and algorithm(name, lr=1.0).traits.lr == "round"
+
+
+def measures_own_models(run: StoredRun) -> bool:
+    """Return whether the run's results are those of the clients' own models."""
+    return run.algorithm in REGISTRY and algorithm(run.algorithm, lr=1.0).traits.personal
 
 
 def _settings_without_seed(run: StoredRun) -> str:

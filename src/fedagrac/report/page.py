@@ -24,6 +24,7 @@ from fedagrac.report.charts import (
     charts_of,
     curve,
     headline,
+    measures_own_models,
     scales_shared_lr,
     series_of,
     target_of,
@@ -384,7 +385,7 @@ def _facts(runs: Sequence[StoredRun]) -> list[tuple[str, str]]:
 
 
 def _notes(runs: Sequence[StoredRun], names: Sequence[str]) -> list[str]:
-    """Return the notes below the table: runs that did not finish, and scaled learning rates."""
+    """Return the notes below the table: runs that did not finish, scaled learning rates, models of clients."""
     notes = []
     for run, name in zip(runs, names, strict=True):
         if run.status in ("diverged", "unfinished"):
@@ -394,6 +395,8 @@ def _notes(runs: Sequence[StoredRun], names: Sequence[str]) -> list[str]:
         if scales_shared_lr(run) and numbers and shared and lr and lr != shared:
             factor = f"lr {lr:.4g} is {lr / shared:.4g} times the shared {shared:g}"
             notes.append(f"{run.label}: {factor}, because {run.algorithm} divides its step size by K_i.")
+        if measures_own_models(run):
+            notes.append(f"{run.label}: test results are those of the clients' own models, not of one for all.")
     return list(dict.fromkeys(notes))
 
 
