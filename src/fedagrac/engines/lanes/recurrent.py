@@ -1,0 +1,200 @@
+"""LSTM, GRU and plain recurrent layers as functions of many lanes.
+
+Torch has no vmap rule for them. One matrix product projects the inputs of all time steps; then a cell runs over
+time for all lanes at once (`kernels/recurrence.py`). The routes take the arguments of `torch.lstm`, `torch.gru`,
+`torch.rnn_tanh` and `torch.rnn_relu`, which the modules call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from fedagrac.engines.lanes.kernels import recurrence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["recurrent_routes"]
+
+CACHE = 2**20
+"""Bytes of recurrent weights that a time loop keeps in the cache of a CPU; lanes beyond wait for the next loop."""
+
+
+def _recurrent(function: Callable[..., Any], fused: bool, *args: Any, **options: Any) -> tuple[Tensor, ...]:
+    """Return the outputs and last states of all layers, like torch's function of the same arguments.
+
+    Args:
+        function: torch's function.
+        fused: whether steps are compiled.
+        args: its arguments.
+        options: none; the modules pass all arguments by position.
+    """
+    if options or len(args) != 9 or isinstance(args[3], list | tuple):
+        raise NotImplementedError("packed sequences have other shapes in every lane")
+    inputs, states, weights, biases, layers, p, training, both_ways, batch_first = args
+    states = tuple(states) if function is torch.lstm else (states,)
+    if function is torch.lstm and not fused and _separately(inputs, states):
+        return tuple(_Separate.apply(args[3:], inputs, *states, *weights))  # type: ignore[no-untyped-call]
+    x = inputs.transpose(0, 1) if batch_first else inputs
+    per_direction = len(weights) // (layers * (2 if both_ways else 1))
+    ends: list[tuple[Tensor, ...]] = []
+    for layer in range(layers):
+        outputs = []
+        for backwards in (False, True) if both_ways else (False,):
+            starts = tuple(state[len(ends)] for state in states)
+            own = weights[len(ends) * per_direction :][:per_direction]
+            y, *last = _direction(function, x.flip(0) if backwards else x, starts, own, biases)
+            ends.append((y[-1], *last))
+            outputs.append(y.flip(0) if backwards else y)
+        x = torch.cat(outputs, -1) if both_ways else outputs[0]
+        if p and training and layer + 1 < layers:
+            x = functional.dropout(x, p)
+    output = x.transpose(0, 1) if batch_first else x
+    return output, *(torch.stack(last) for last in zip(*ends, strict=True))
+
+
+def _direction(
+    function: Callable[..., Any], x: Tensor, starts: tuple[Tensor, ...], weights: Sequence[Tensor], biases: bool
+) -> tuple[Tensor, ...]:
+    """Return a layer's outputs in one direction, [T, n, R], and an LSTM's last c."""
+    w_input, w, *rest = weights
+    bias, recurrent_bias = (rest[0], rest[1]) if biases else (None, None)
+    if function is not torch.gru and bias is not None:
+        bias, recurrent_bias = bias + recurrent_bias, None
+    gates = x.flatten(0, 1) @ w_input.T  # with all times in one product
+    gates = (gates if bias is None else gates + bias).unflatten(0, x.shape[:2])
+    projection = rest[-1] if len(rest) % 2 else None
+    return tuple(_Scan.apply(function, gates, w, recurrent_bias, projection, *starts))  # type: ignore[no-untyped-call]
+
+
+def _separately(inputs: Tensor, states: tuple[Tensor, ...]) -> bool:
+    """Return whether oneDNN, the fastest LSTM on a CPU, can run every lane by itself."""
+    usable = not inputs.is_cuda and inputs.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    return usable and states[0].shape == states[1].shape
+
+
+class _Separate(torch.autograd.Function):
+    """An LSTM of torch for one lane after another, within a step that has all other layers of all lanes."""
+
+    @staticmethod
+    def forward(options: tuple[Any, ...], x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> Any:
+        return torch.lstm(x, (h, c), weights, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing: torch differentiates what the vmap rule calls."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, options: tuple[Any, ...], *tensors: Tensor) -> tuple[Any, Any]:
+        """Run the lanes and stack what they return."""
+        results = []
+        for lane in range(info.batch_size):
+            x, h, c, *weights = (
+                t if at is None else t.select(at, lane) for t, at in zip(tensors, in_dims[1:], strict=True)
+            )
+            results.append(torch.lstm(x, (h, c), weights, *options))
+        return tuple(torch.stack(values) for values in zip(*results, strict=True)), (0, 0, 0)
+
+
+class _Scan(torch.autograd.Function):
+    """A cell over time. Torch differentiates what its vmap rule calls."""
+
+    @staticmethod
+    def forward(function: Callable[..., Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        lanes = (None if t is None else t.unsqueeze(0) for t in tensors)
+        return tuple(value[0] for value in _SCANS[function].apply(function, *lanes))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing: torch differentiates what the vmap rule calls."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, function: Callable[..., Any], *tensors: Tensor | None) -> tuple[Any, Any]:
+        """Run all lanes together; on a CPU as many as have their weights in the cache."""
+        lanes = info.batch_size
+        first = [
+            None if t is None else t.expand(lanes, *t.shape) if at is None else t.movedim(at, 0)
+            for t, at in zip(tensors, in_dims[1:], strict=True)
+        ]
+        w, width = first[1], lanes
+        if w is not None and not w.is_cuda:
+            width = min(lanes, max(1, CACHE // (w[0].numel() * w.element_size())))
+        parts = [
+            _SCANS[function].apply(function, *(None if t is None else t[start : start + width] for t in first))
+            for start in range(0, lanes, width)
+        ]
+        whole = tuple(torch.cat(values) if len(parts) > 1 else values[0] for values in zip(*parts, strict=True))
+        return whole, (0,) * len(whole)
+
+
+class _LSTM(torch.autograd.Function):
+    """An LSTM's outputs and its last c."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, _: Any, gates: Tensor, w: Tensor, bias: None, projection: Tensor | None, h0: Tensor, c0: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        h, c, activated, y = recurrence.lstm(gates, w, h0, c0, projection)
+        ctx.save_for_backward(w, projection, h, c, activated, y)
+        return h[:, 1:], c[:, -1]
+
+    @staticmethod
+    def backward(ctx: Any, to_h: Tensor, to_c: Tensor) -> tuple[Tensor | None, ...]:
+        dgates, dw, dh, dc, d_projection = recurrence.lstm_backward(to_h, to_c, *ctx.saved_tensors)
+        return None, dgates, dw, None, d_projection if ctx.needs_input_grad[4] else None, dh, dc
+
+
+class _GRU(torch.autograd.Function):
+    """A GRU's outputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, _: Any, gates: Tensor, w: Tensor, bias: Tensor | None, projection: None, h0: Tensor
+    ) -> tuple[Tensor]:
+        h, activated, candidate = recurrence.gru(gates, w, bias, h0)
+        ctx.save_for_backward(w, h, activated, candidate)
+        return (h[:, 1:],)
+
+    @staticmethod
+    def backward(ctx: Any, to_h: Tensor) -> tuple[Tensor | None, ...]:
+        dgates, dw, d_bias, dh = recurrence.gru_backward(to_h, *ctx.saved_tensors)
+        return None, dgates, dw, d_bias if ctx.needs_input_grad[3] else None, None, dh
+
+
+class _RNN(torch.autograd.Function):
+    """The outputs of a plain recurrent layer with tanh or ReLU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, function: Any, gates: Tensor, w: Tensor, bias: None, projection: None, h0: Tensor
+    ) -> tuple[Tensor]:
+        ctx.relu = function is torch.rnn_relu
+        h = recurrence.rnn(gates, w, h0, ctx.relu)
+        ctx.save_for_backward(w, h)
+        return (h[:, 1:],)
+
+    @staticmethod
+    def backward(ctx: Any, to_h: Tensor) -> tuple[Tensor | None, ...]:
+        dgates, dw, dh = recurrence.rnn_backward(to_h, *ctx.saved_tensors, ctx.relu)
+        return None, dgates, dw, None, None, dh
+
+
+_SCANS: dict[Callable[..., Any], Any] = {
+    torch.lstm: _LSTM, torch.gru: _GRU, torch.rnn_tanh: _RNN, torch.rnn_relu: _RNN,
+}  # fmt: skip
+"""The cells over time, by torch's functions."""
+
+
+def recurrent_routes(fused: bool) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Return the routes of torch's recurrent functions; `fused` says whether steps are compiled.
+
+    Examples:
+        >>> torch.gru in recurrent_routes(fused=False)
+        True
+    """
+    return {function: functools.partial(_recurrent, function, fused) for function in _SCANS}
