@@ -58,7 +58,8 @@ class RoutedLayers(CallMode):
             functional.embedding: _embedding,
             functional.scaled_dot_product_attention: _attention,
             functional.multi_head_attention_forward: _multi_head_attention,
-        } | recurrent_routes(fused)
+        }
+        self._routes |= recurrent_routes(fused)
         if side_by_side:
             self._routes |= {functional.dropout: self._dropout, functional.group_norm: _group_norm}
         else:

@@ -15,6 +15,7 @@ from torch.func import functional_call, vmap
 from fedagrac.core.optimizers import ascent_factors
 from fedagrac.data.trees import leaves, map_leaves, num_samples
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of, faster_as_products
+from fedagrac.engines.lanes.modes import CannotBatchError
 from fedagrac.engines.lanes.points import per_lane
 from fedagrac.engines.precision import tf32
 from fedagrac.engines.serial import seed_dropout, training
@@ -164,6 +165,9 @@ class LaneModel:
             try:
                 with training(w), tf32(False):
                     gradients = self.gradient(X, samples, None, generators=w.generators([0, 0], 0))[1]
+            except CannotBatchError as error:
+                failure: Exception = error
+                break
             except Exception as error:
                 failure = error
             else:
@@ -222,7 +226,7 @@ class LaneModel:
             hooks.append(layer.register_forward_pre_hook(lambda *_, title=title: entered.append(title)))
             hooks.append(layer.register_forward_hook(lambda *_, title=title: left.append(title)))
         inputs, _ = w.load(samples, generators=w.generators([0], 0))
-        with contextlib.suppress(Exception), training(w):
+        with contextlib.suppress(Exception), training(w), RoutedLayers(side_by_side=w.model.device.type != "cuda"):
             rows = w.model.row_views(w.model.initial().repeat(2, 1)) | self.given_buffers(2)
             call = functools.partial(functional_call, w.model.module)
             two = map_leaves(lambda leaf: torch.stack([leaf, leaf]), inputs)

@@ -1,8 +1,8 @@
 """LSTM, GRU and plain recurrent layers as functions of many lanes.
 
 Torch has no vmap rule for them. One matrix product projects the inputs of all time steps; then a cell runs over
-time for all lanes at once (`kernels/recurrence.py`). The routes take the arguments of `torch.lstm`, `torch.gru`,
-`torch.rnn_tanh` and `torch.rnn_relu`, which the modules call.
+time for all lanes at once (`kernels/recurrence.py`). The routes take the arguments of the torch functions that the
+modules call.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from fedagrac.engines.lanes.kernels import recurrence
+from fedagrac.engines.lanes.modes import CannotBatchError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,10 +36,12 @@ def _recurrent(function: Callable[..., Any], fused: bool, *args: Any, **options:
         options: none; the modules pass all arguments by position.
     """
     if options or len(args) != 9 or isinstance(args[3], list | tuple):
-        raise NotImplementedError("packed sequences have other shapes in every lane")
+        _refuse_packed()
     inputs, states, weights, biases, layers, p, training, both_ways, batch_first = args
     states = tuple(states) if function is torch.lstm else (states,)
-    if function is torch.lstm and not fused and _separately(inputs, states):
+    if function is torch.lstm and _separately(inputs, states):
+        if fused:
+            _refuse_to_compile()
         return tuple(_Separate.apply(args[3:], inputs, *states, *weights))  # type: ignore[no-untyped-call]
     x = inputs.transpose(0, 1) if batch_first else inputs
     per_direction = len(weights) // (layers * (2 if both_ways else 1))
@@ -63,19 +66,34 @@ def _direction(
 ) -> tuple[Tensor, ...]:
     """Return a layer's outputs in one direction, [T, n, R], and an LSTM's last c."""
     w_input, w, *rest = weights
-    bias, recurrent_bias = (rest[0], rest[1]) if biases else (None, None)
-    if function is not torch.gru and bias is not None:
-        bias, recurrent_bias = bias + recurrent_bias, None
-    gates = x.flatten(0, 1) @ w_input.T  # with all times in one product
-    gates = (gates if bias is None else gates + bias).unflatten(0, x.shape[:2])
+    gates = x.flatten(0, 1) @ w_input.T  # all times in one product
+    recurrent_bias = None
+    if biases and function is torch.gru:
+        gates, recurrent_bias = gates + rest[0], rest[1]
+    elif biases:
+        gates = gates + (rest[0] + rest[1])
+    gates = torch.unflatten(gates, 0, x.shape[:2])
     projection = rest[-1] if len(rest) % 2 else None
     return tuple(_Scan.apply(function, gates, w, recurrent_bias, projection, *starts))  # type: ignore[no-untyped-call]
 
 
 def _separately(inputs: Tensor, states: tuple[Tensor, ...]) -> bool:
     """Return whether oneDNN, the fastest LSTM on a CPU, can run every lane by itself."""
-    usable = not inputs.is_cuda and inputs.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    usable = not inputs.is_cuda and inputs.dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return usable and states[0].shape == states[1].shape
+
+
+def _refuse_packed(*args: Any, **options: Any) -> None:
+    """Raise an error: even if two lanes happen to agree, a later batch may have other lengths."""
+    raise CannotBatchError("packed sequences have another shape in every lane")
+
+
+def _refuse_to_compile() -> None:
+    """Raise an error while a step is traced to be compiled."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    if get_proxy_mode() is not None:
+        raise NotImplementedError("the LSTM of oneDNN, which is faster than a compiled one, cannot be compiled")
 
 
 class _Separate(torch.autograd.Function):
@@ -92,12 +110,12 @@ class _Separate(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, options: tuple[Any, ...], *tensors: Tensor) -> tuple[Any, Any]:
         """Run the lanes and stack what they return."""
-        results = []
-        for lane in range(info.batch_size):
-            x, h, c, *weights = (
-                t if at is None else t.select(at, lane) for t, at in zip(tensors, in_dims[1:], strict=True)
-            )
-            results.append(torch.lstm(x, (h, c), weights, *options))
+        lanes = info.batch_size
+        each = [
+            (t,) * lanes if at is None else t.unbind(at)  # the gradient of select would fill all lanes with zeros
+            for t, at in zip(tensors, in_dims[1:], strict=True)
+        ]
+        results = [torch.lstm(x, (h, c), weights, *options) for x, h, c, *weights in zip(*each, strict=True)]
         return tuple(torch.stack(values) for values in zip(*results, strict=True)), (0, 0, 0)
 
 
@@ -184,6 +202,28 @@ class _RNN(torch.autograd.Function):
         return None, dgates, dw, None, None, dh
 
 
+def _lstm_cell(x: Tensor, states: tuple[Tensor, Tensor], *weights: Any) -> tuple[Tensor, Tensor]:
+    """Return the next h and c of an LSTM."""
+    from_x, from_h = _gates(x, states[0], *weights)
+    i, f, g, o = (from_x + from_h).chunk(4, -1)
+    c = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _gru_cell(x: Tensor, h: Tensor, *weights: Any) -> Tensor:
+    """Return the next state of a GRU."""
+    (r, z, new), (r_h, z_h, new_h) = (gates.chunk(3, -1) for gates in _gates(x, h, *weights))
+    candidate = (new + (r + r_h).sigmoid() * new_h).tanh()
+    return candidate + (z + z_h).sigmoid() * (h - candidate)
+
+
+def _gates(
+    x: Tensor, h: Tensor, w_input: Tensor, w: Tensor, bias: Tensor | None = None, own_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the inputs' and the state's part of a cell's gates."""
+    return functional.linear(x, w_input, bias), functional.linear(h, w, own_bias)
+
+
 _SCANS: dict[Callable[..., Any], Any] = {
     torch.lstm: _LSTM, torch.gru: _GRU, torch.rnn_tanh: _RNN, torch.rnn_relu: _RNN,
 }  # fmt: skip
@@ -197,4 +237,8 @@ def recurrent_routes(fused: bool) -> dict[Callable[..., Any], Callable[..., Any]
         >>> torch.gru in recurrent_routes(fused=False)
         True
     """
-    return {function: functools.partial(_recurrent, function, fused) for function in _SCANS}
+    others: dict[Callable[..., Any], Callable[..., Any]] = {
+        torch.lstm_cell: _lstm_cell, torch.gru_cell: _gru_cell,
+        torch._pack_padded_sequence: _refuse_packed,
+    }  # fmt: skip
+    return others | {function: functools.partial(_recurrent, function, fused) for function in _SCANS}

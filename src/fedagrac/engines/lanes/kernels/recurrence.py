@@ -43,7 +43,7 @@ def lstm(
     h, c = gates.new_empty((lanes, T + 1, n, h0.shape[-1])), gates.new_empty((lanes, T + 1, n, H))
     y = h[:, 1:] if projection is None else gates.new_empty((lanes, T, n, H))
     h[:, 0], c[:, 0] = h0, c0
-    i, f, g, o = a.split(H, -1)
+    i, f, g, o = torch.split(a, H, -1)
     for t in range(T):
         a[:, t].baddbmm_(h[:, t], w.mT)
         a[:, t, :, : 2 * H].sigmoid_()
@@ -78,12 +78,12 @@ def lstm_backward(
         [0.0, 0.0, 0.25, 0.0]
     """
     T, H = a.shape[1], c.shape[-1]
-    i, f, g, o = a.split(H, -1)
+    i, f, g, o = torch.split(a, H, -1)
     tanh = c[:, 1:].tanh()
     into_c = o * (1 - tanh * tanh)
     # how each gate, before its activation, changes c (the first three) or o tanh(c)
     z = torch.cat([g * i * (1 - i), c[:, :-1] * f * (1 - f), i * (1 - g * g), tanh * o * (1 - o)], -1)
-    by_gate = z.unflatten(-1, (4, H))
+    by_gate = torch.unflatten(z, -1, (4, H))
     dh, dc = to_h.clone(memory_format=torch.contiguous_format), to_c.clone()
     dy = dh[:, -1]
     for t in reversed(range(T)):
@@ -131,7 +131,7 @@ def gru(gates: Tensor, w: Tensor, bias: Tensor | None, h0: Tensor) -> tuple[Tens
     if bias is not None:
         a[..., : 2 * H] += bias[:, None, None, : 2 * H]
         candidate += bias[:, None, None, 2 * H :]
-    r, z, new = a.split(H, -1)
+    r, z, new = torch.split(a, H, -1)
     for t in range(T):
         a[:, t, :, : 2 * H].baddbmm_(h[:, t], w[:, : 2 * H].mT)
         candidate[:, t].baddbmm_(h[:, t], w[:, 2 * H :].mT)
@@ -161,13 +161,13 @@ def gru_backward(
         [0.0, 0.0, 0.5]
     """
     T, H = a.shape[1], h.shape[-1]
-    r, z, new = a.split(H, -1)
+    r, z, new = torch.split(a, H, -1)
     by_new = (1 - z) * (1 - new * new)
     # how r, z, the states' part of the candidate, and the inputs' part change the next state
     d = torch.cat(
         [by_new * candidate * r * (1 - r), (h[:, :-1] - new) * z * (1 - z), by_new * r, by_new], -1
     )  # fmt: skip
-    by_gate, recurrent = d.unflatten(-1, (4, H)), d[..., : 3 * H]
+    by_gate, recurrent = torch.unflatten(d, -1, (4, H)), d[..., : 3 * H]
     dh = to_h.clone(memory_format=torch.contiguous_format)
     first = torch.zeros_like(dh[:, 0])
     for t in reversed(range(T)):
