@@ -77,18 +77,6 @@ class Recurrent(nn.Module):
         return self.out(self.layer(self.embed(ids))[0].mean(1))
 
 
-class LastState(nn.Module):
-    """Starts from a learned state and uses the last one; time comes first, as torch has it by default."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.layer = nn.Embedding(VOCABULARY, 4), nn.GRU(4, 6, bias=False)
-        self.start, self.out = nn.Parameter(torch.randn(1, 1, 6) / 3), nn.Linear(6, CLASSES)
-
-    def forward(self, ids):
-        return self.out(self.layer(self.embed(ids.T), self.start.expand(1, len(ids), 6))[1][0])
-
-
 class Cell(nn.Module):
     """A loop of its own over a cell."""
 
@@ -233,14 +221,8 @@ KINDS = {
         characters,
     ),
     "gru": Kind("GRU", lambda: Recurrent(nn.GRU), characters),
-    "gru-stacked": Kind(
-        "GRU, 2 layers, both directions", lambda: Recurrent(nn.GRU, 2, bidirectional=True), characters
-    ),
-    "gru-state": Kind("GRU without biases, a learned first state, the last state", LastState, characters),
     "rnn": Kind("RNN, tanh", lambda: Recurrent(nn.RNN), characters),
-    "rnn-relu": Kind("RNN, ReLU, 2 layers", lambda: Recurrent(nn.RNN, 2, nonlinearity="relu"), characters),
     "lstm-cell": Kind("LSTMCell in a loop", lambda: Cell(nn.LSTMCell), characters),
-    "gru-cell": Kind("GRUCell in a loop", lambda: Cell(nn.GRUCell), characters),
     "packed": Kind("LSTM, packed sequences", Packed, padded, call=lambda module, x: module(**x)),
     "gpt": Kind("GPT, scaled_dot_product_attention", lambda: CharGPT(VOCABULARY, LENGTH, 8, 1, 2), characters),
     "attention": Kind("MultiheadAttention", Attention, characters),

@@ -160,16 +160,16 @@ class LaneModel:
         X = w.model.initial().repeat(2, 1)
         samples = torch.arange(2 * COMPARED, device=w.model.device).reshape(2, COMPARED) % num_samples(w.inputs)
         on_gpu = w.model.device.type == "cuda"
+        failure: Exception | None = None
         for layers in (RoutedLayers() if on_gpu else self.layers, None):  # ours, then torch's vmap rules
             self.layers = layers
             try:
                 with training(w), tf32(False):
                     gradients = self.gradient(X, samples, None, generators=w.generators([0, 0], 0))[1]
-            except CannotBatchError as error:
-                failure: Exception = error
-                break
             except Exception as error:
-                failure = error
+                failure = failure or error  # of our layers: without them torch may stop at an earlier layer
+                if isinstance(error, CannotBatchError):
+                    break
             else:
                 with tf32(False):
                     agrees = self._agrees(X[0], samples, gradients)

@@ -217,6 +217,12 @@ def _gru_cell(x: Tensor, h: Tensor, *weights: Any) -> Tensor:
     return candidate + (z + z_h).sigmoid() * (h - candidate)
 
 
+def _rnn_cell(activation: Callable[[Tensor], Tensor], x: Tensor, h: Tensor, *weights: Any) -> Tensor:
+    """Return the next state of a plain recurrent network."""
+    from_x, from_h = _gates(x, h, *weights)
+    return activation(from_x + from_h)
+
+
 def _gates(
     x: Tensor, h: Tensor, w_input: Tensor, w: Tensor, bias: Tensor | None = None, own_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -238,7 +244,10 @@ def recurrent_routes(fused: bool) -> dict[Callable[..., Any], Callable[..., Any]
         True
     """
     others: dict[Callable[..., Any], Callable[..., Any]] = {
-        torch.lstm_cell: _lstm_cell, torch.gru_cell: _gru_cell,
+        torch.lstm_cell: _lstm_cell,
+        torch.gru_cell: _gru_cell,
+        torch.rnn_tanh_cell: functools.partial(_rnn_cell, torch.tanh),
+        torch.rnn_relu_cell: functools.partial(_rnn_cell, torch.relu),
         torch._pack_padded_sequence: _refuse_packed,
-    }  # fmt: skip
+    }
     return others | {function: functools.partial(_recurrent, function, fused) for function in _SCANS}
