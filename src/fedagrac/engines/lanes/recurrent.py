@@ -157,13 +157,13 @@ class _LSTM(torch.autograd.Function):
     def forward(
         ctx: Any, _: Any, gates: Tensor, w: Tensor, bias: None, projection: Tensor | None, h0: Tensor, c0: Tensor
     ) -> tuple[Tensor, Tensor]:
-        h, c, activated, y = recurrence.lstm(gates, w, h0, c0, projection)
+        h, c, activated, y = recurrence.lstm_op(gates, w, h0, c0, projection)
         ctx.save_for_backward(w, projection, h, c, activated, y)
         return h[:, 1:], c[:, -1]
 
     @staticmethod
     def backward(ctx: Any, to_h: Tensor, to_c: Tensor) -> tuple[Tensor | None, ...]:
-        dgates, dw, dh, dc, d_projection = recurrence.lstm_backward(to_h, to_c, *ctx.saved_tensors)
+        dgates, dw, dh, dc, d_projection = recurrence.lstm_backward_op(to_h, to_c, *ctx.saved_tensors)
         return None, dgates, dw, None, d_projection if ctx.needs_input_grad[4] else None, dh, dc
 
 
@@ -174,13 +174,13 @@ class _GRU(torch.autograd.Function):
     def forward(
         ctx: Any, _: Any, gates: Tensor, w: Tensor, bias: Tensor | None, projection: None, h0: Tensor
     ) -> tuple[Tensor]:
-        h, activated, candidate = recurrence.gru(gates, w, bias, h0)
+        h, activated, candidate = recurrence.gru_op(gates, w, bias, h0)
         ctx.save_for_backward(w, h, activated, candidate)
         return (h[:, 1:],)
 
     @staticmethod
     def backward(ctx: Any, to_h: Tensor) -> tuple[Tensor | None, ...]:
-        dgates, dw, d_bias, dh = recurrence.gru_backward(to_h, *ctx.saved_tensors)
+        dgates, dw, d_bias, dh = recurrence.gru_backward_op(to_h, *ctx.saved_tensors)
         return None, dgates, dw, d_bias if ctx.needs_input_grad[3] else None, None, dh
 
 
@@ -192,13 +192,13 @@ class _RNN(torch.autograd.Function):
         ctx: Any, function: Any, gates: Tensor, w: Tensor, bias: None, projection: None, h0: Tensor
     ) -> tuple[Tensor]:
         ctx.relu = function is torch.rnn_relu
-        h = recurrence.rnn(gates, w, h0, ctx.relu)
+        h = recurrence.rnn_op(gates, w, h0, ctx.relu)
         ctx.save_for_backward(w, h)
         return (h[:, 1:],)
 
     @staticmethod
     def backward(ctx: Any, to_h: Tensor) -> tuple[Tensor | None, ...]:
-        dgates, dw, dh = recurrence.rnn_backward(to_h, *ctx.saved_tensors, ctx.relu)
+        dgates, dw, dh = recurrence.rnn_backward_op(to_h, *ctx.saved_tensors, ctx.relu)
         return None, dgates, dw, None, None, dh
 
 

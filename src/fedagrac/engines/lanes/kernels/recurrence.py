@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-__all__ = ["gru", "gru_backward", "lstm", "lstm_backward", "rnn", "rnn_backward"]
+__all__ = ["gru_backward_op", "gru_op", "lstm_backward_op", "lstm_op", "rnn_backward_op", "rnn_op"]
 
 
-@custom_op("fedagrac::lstm", mutates_args=())
 def lstm(
     gates: Tensor, w: Tensor, h0: Tensor, c0: Tensor, projection: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -56,14 +55,16 @@ def lstm(
     return h, c, a, gates.new_empty(0) if projection is None else y
 
 
-@lstm.register_fake
+lstm_op = custom_op("fedagrac::lstm", lstm, mutates_args=())
+
+
+@lstm_op.register_fake
 def _(gates: Tensor, w: Tensor, h0: Tensor, c0: Tensor, projection: Tensor | None) -> tuple[Tensor, ...]:
     lanes, T, n, H = *gates.shape[:3], c0.shape[-1]
     h, c = (gates.new_empty((lanes, T + 1, n, size)) for size in (h0.shape[-1], H))
     return h, c, gates.new_empty(gates.shape), gates.new_empty(0 if projection is None else (lanes, T, n, H))
 
 
-@custom_op("fedagrac::lstm_backward", mutates_args=())
 def lstm_backward(
     to_h: Tensor, to_c: Tensor, w: Tensor, projection: Tensor | None, h: Tensor, c: Tensor, a: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -99,7 +100,10 @@ def lstm_backward(
     return z, dw, dy, dc, d_projection
 
 
-@lstm_backward.register_fake
+lstm_backward_op = custom_op("fedagrac::lstm_backward", lstm_backward, mutates_args=())
+
+
+@lstm_backward_op.register_fake
 def _(
     to_h: Tensor, to_c: Tensor, w: Tensor, projection: Tensor | None, h: Tensor, c: Tensor, a: Tensor, y: Tensor
 ) -> tuple[Tensor, ...]:
@@ -108,7 +112,6 @@ def _(
             d_projection)  # fmt: skip
 
 
-@custom_op("fedagrac::gru", mutates_args=())
 def gru(gates: Tensor, w: Tensor, bias: Tensor | None, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return a GRU's states, its gates after their activations, and the states' part of the candidate.
 
@@ -141,14 +144,16 @@ def gru(gates: Tensor, w: Tensor, bias: Tensor | None, h0: Tensor) -> tuple[Tens
     return h, a, candidate
 
 
-@gru.register_fake
+gru_op = custom_op("fedagrac::gru", gru, mutates_args=())
+
+
+@gru_op.register_fake
 def _(gates: Tensor, w: Tensor, bias: Tensor | None, h0: Tensor) -> tuple[Tensor, ...]:
     lanes, T, n, H = *gates.shape[:3], h0.shape[-1]
     states = gates.new_empty((lanes, T + 1, n, H))
     return states, gates.new_empty(gates.shape), gates.new_empty((lanes, T, n, H))
 
 
-@custom_op("fedagrac::gru_backward", mutates_args=())
 def gru_backward(
     to_h: Tensor, w: Tensor, h: Tensor, a: Tensor, candidate: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -179,12 +184,14 @@ def gru_backward(
     return dgates, flat.mT @ h[:, :-1].flatten(1, 2), flat.sum(1), first
 
 
-@gru_backward.register_fake
+gru_backward_op = custom_op("fedagrac::gru_backward", gru_backward, mutates_args=())
+
+
+@gru_backward_op.register_fake
 def _(to_h: Tensor, w: Tensor, h: Tensor, a: Tensor, candidate: Tensor) -> tuple[Tensor, ...]:
     return a.new_empty(a.shape), w.new_empty(w.shape), w.new_empty(w.shape[:2]), h.new_empty(h[:, 0].shape)
 
 
-@custom_op("fedagrac::rnn", mutates_args=())
 def rnn(gates: Tensor, w: Tensor, h0: Tensor, relu: bool) -> Tensor:
     """Return the states of a plain recurrent network with tanh or ReLU.
 
@@ -199,12 +206,14 @@ def rnn(gates: Tensor, w: Tensor, h0: Tensor, relu: bool) -> Tensor:
     return h
 
 
-@rnn.register_fake
+rnn_op = custom_op("fedagrac::rnn", rnn, mutates_args=())
+
+
+@rnn_op.register_fake
 def _(gates: Tensor, w: Tensor, h0: Tensor, relu: bool) -> Tensor:
     return gates.new_empty((len(gates), gates.shape[1] + 1, *gates.shape[2:]))
 
 
-@custom_op("fedagrac::rnn_backward", mutates_args=())
 def rnn_backward(to_h: Tensor, w: Tensor, h: Tensor, relu: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of gates, w and h0 from those of all states.
 
@@ -223,6 +232,9 @@ def rnn_backward(to_h: Tensor, w: Tensor, h: Tensor, relu: bool) -> tuple[Tensor
     return d, d.flatten(1, 2).mT @ h[:, :-1].flatten(1, 2), dh
 
 
-@rnn_backward.register_fake
+rnn_backward_op = custom_op("fedagrac::rnn_backward", rnn_backward, mutates_args=())
+
+
+@rnn_backward_op.register_fake
 def _(to_h: Tensor, w: Tensor, h: Tensor, relu: bool) -> tuple[Tensor, ...]:
     return to_h.new_empty(to_h.shape), w.new_empty(w.shape), h.new_empty(h[:, 0].shape)
