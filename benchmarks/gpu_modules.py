@@ -54,7 +54,8 @@ def check():
 
 
 SPEED = {
-    "char-gpt": ((80,), 80, 16), "resnet18": ((3, 32, 32), 10, 25), "resnet20": ((3, 32, 32), 10, 25),
+    "char-gpt": ((80,), 80, 16), "char-lstm": ((80,), 80, 16),
+    "resnet18": ((3, 32, 32), 10, 25), "resnet20": ((3, 32, 32), 10, 25),
     "resnet18 batch": ((3, 32, 32), 10, 25), "resnet20 batch": ((3, 32, 32), 10, 25),
 }  # fmt: skip
 """The inputs, classes and batch size of networks that are built by name."""
@@ -66,7 +67,11 @@ def speed(title, lanes=20, steps=60):
     name, _, norm = title.partition(" ")
     rng = np.random.default_rng(0)
     n = 40 * lanes
-    X = rng.integers(0, 80, (n, *shape)) if name == "char-gpt" else rng.normal(size=(n, *shape)).astype(np.float32)
+    X = (
+        rng.integers(0, 80, (n, *shape))
+        if name.startswith("char")
+        else rng.normal(size=(n, *shape)).astype(np.float32)
+    )
     fed = fg.Federation.from_pool(X, rng.integers(0, classes, n), lanes, fg.IID())
     model = VectorModel(fg.models.build(name, **({"norm": norm} if norm else {})), "cuda")
     workload = Workload.of(model, fed, None, batch, "replacement", 0.0, 0)

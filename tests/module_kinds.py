@@ -67,16 +67,42 @@ def padded(n):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, layer):
+    def __init__(self, layer, *args, **options):
         super().__init__()
-        self.embed, self.layer, self.out = (
-            nn.Embedding(VOCABULARY, 4),
-            layer(4, 6, batch_first=True),
-            nn.Linear(6, 3),
-        )
+        self.embed, self.layer = nn.Embedding(VOCABULARY, 4), layer(4, 6, *args, batch_first=True, **options)
+        width = options.get("proj_size", 6) * (2 if options.get("bidirectional") else 1)
+        self.out = nn.Linear(width, CLASSES)
 
     def forward(self, ids):
-        return self.out(self.layer(self.embed(ids))[0][:, -1])
+        return self.out(self.layer(self.embed(ids))[0].mean(1))
+
+
+class Cell(nn.Module):
+    """A loop of its own over a cell."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.embed, self.cell, self.out = nn.Embedding(VOCABULARY, 4), cell(4, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, ids):
+        state = None
+        for x in self.embed(ids).unbind(1):
+            state = self.cell(x, state)
+        return self.out(state[0] if isinstance(state, tuple) else state)
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(VOCABULARY, 4), nn.LSTM(4, 6, batch_first=True)
+        self.out = nn.Linear(6, CLASSES)
+
+    def forward(self, input_ids, attention_mask):
+        lengths = attention_mask.sum(1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.embed(input_ids), lengths, batch_first=True, enforce_sorted=False
+        )
+        return self.out(self.layer(packed)[1][0][-1])
 
 
 class Attention(nn.Module):
@@ -189,7 +215,15 @@ KINDS = {
     "resnet-group": Kind("residual network, GroupNorm", residual("group"), pictures),
     "resnet-batch": Kind("residual network, BatchNorm", residual("batch"), pictures),
     "lstm": Kind("LSTM", lambda: Recurrent(nn.LSTM), characters),
+    "lstm-stacked": Kind(
+        "LSTM, 2 layers, both directions, projected",
+        lambda: Recurrent(nn.LSTM, 2, bidirectional=True, proj_size=3),
+        characters,
+    ),
     "gru": Kind("GRU", lambda: Recurrent(nn.GRU), characters),
+    "rnn": Kind("RNN, tanh", lambda: Recurrent(nn.RNN), characters),
+    "lstm-cell": Kind("LSTMCell in a loop", lambda: Cell(nn.LSTMCell), characters),
+    "packed": Kind("LSTM, packed sequences", Packed, padded, call=lambda module, x: module(**x)),
     "gpt": Kind("GPT, scaled_dot_product_attention", lambda: CharGPT(VOCABULARY, LENGTH, 8, 1, 2), characters),
     "attention": Kind("MultiheadAttention", Attention, characters),
     "bert": Kind("BERT of transformers, padding mask", Bert, padded, call=lambda module, x: module(**x)),

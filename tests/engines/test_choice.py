@@ -177,16 +177,17 @@ def test_measuring_changes_no_number():
 
 
 def test_a_module_that_lanes_cannot_batch_runs_in_serial_however_long_the_run_is():
-    class Recurrent(nn.Module):
+    class Packed(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer, self.out = nn.GRU(8, 4, batch_first=True), nn.Linear(4, 10)
 
         def forward(self, x):
-            return self.out(self.layer(x.reshape(-1, 8, 8))[0][:, -1])
+            packed = nn.utils.rnn.pack_padded_sequence(x.reshape(-1, 8, 8), [8] * len(x), batch_first=True)
+            return self.out(self.layer(packed)[1][0])
 
     fed = fg.Federation.load("digits", clients=6, seed=0)
-    workload = Workload.of(VectorModel(Recurrent()), fed, None, 20, "replacement", 0.0, 0)
+    workload = Workload.of(VectorModel(Packed()), fed, None, 20, "replacement", 0.0, 0)
     engine, reason = choose_engine(workload, "auto", "auto", lanes=6, client_steps=1e9)
     assert engine.name == "serial"
     assert "serial" in reason

@@ -106,8 +106,12 @@ class VectorModel:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether the module has a dropout layer."""
-        return any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in self.module.modules())
+        """Whether the module has a dropout layer, or recurrent layers with dropout between them."""
+        return any(
+            isinstance(layer, nn.modules.dropout._DropoutNd)
+            or (isinstance(layer, nn.RNNBase) and layer.dropout > 0)
+            for layer in self.module.modules()
+        )
 
     def bind(self, x: Tensor) -> None:
         """Make the private module's parameters views of x, so that the module sees every change of x."""

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedagrac.engines.lanes.kernels.patches import Convolution, columns_of, pictures_of
 from fedagrac.engines.lanes.modes import CallMode
 from fedagrac.engines.lanes.pools import Maxima, tiling_window
+from fedagrac.engines.lanes.recurrent import recurrent_routes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +59,7 @@ class RoutedLayers(CallMode):
             functional.scaled_dot_product_attention: _attention,
             functional.multi_head_attention_forward: _multi_head_attention,
         }
+        self._routes |= recurrent_routes(fused)
         if side_by_side:
             self._routes |= {functional.dropout: self._dropout, functional.group_norm: _group_norm}
         else:

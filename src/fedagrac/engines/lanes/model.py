@@ -15,6 +15,7 @@ from torch.func import functional_call, vmap
 from fedagrac.core.optimizers import ascent_factors
 from fedagrac.data.trees import leaves, map_leaves, num_samples
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of, faster_as_products
+from fedagrac.engines.lanes.modes import CannotBatchError
 from fedagrac.engines.lanes.points import per_lane
 from fedagrac.engines.precision import tf32
 from fedagrac.engines.serial import seed_dropout, training
@@ -158,13 +159,16 @@ class LaneModel:
         X = w.model.initial().repeat(2, 1)
         samples = torch.arange(2 * COMPARED, device=w.model.device).reshape(2, COMPARED) % num_samples(w.inputs)
         on_gpu = w.model.device.type == "cuda"
+        failure: Exception | None = None
         for layers in (RoutedLayers() if on_gpu else self.layers, None):  # ours, then torch's vmap rules
             self.layers = layers
             try:
                 with training(w), tf32(False):
                     gradients = self.gradient(X, samples, None, generators=w.generators([0, 0], 0))[1]
             except Exception as error:
-                failure = error
+                failure = failure or error  # of our layers: without them torch may stop at an earlier layer
+                if isinstance(error, CannotBatchError):
+                    break
             else:
                 with tf32(False):
                     agrees = self._agrees(X[0], samples, gradients)
@@ -221,7 +225,7 @@ class LaneModel:
             hooks.append(layer.register_forward_pre_hook(lambda *_, title=title: entered.append(title)))
             hooks.append(layer.register_forward_hook(lambda *_, title=title: left.append(title)))
         inputs, _ = w.load(samples, generators=w.generators([0], 0))
-        with contextlib.suppress(Exception), training(w):
+        with contextlib.suppress(Exception), training(w), RoutedLayers(side_by_side=w.model.device.type != "cuda"):
             rows = w.model.row_views(w.model.initial().repeat(2, 1)) | self.given_buffers(2)
             call = functools.partial(functional_call, w.model.module)
             two = map_leaves(lambda leaf: torch.stack([leaf, leaf]), inputs)

@@ -10,7 +10,11 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["CallMode"]
+__all__ = ["CallMode", "CannotBatchError"]
+
+
+class CannotBatchError(Exception):
+    """A call that can never run for many lanes at once. The message gives the reason in one line."""
 
 
 class CallMode(TorchFunctionMode):
