@@ -98,6 +98,13 @@ def test_a_measurement_of_threads_is_kept_and_not_repeated(timed):
     assert sorted(kept["threads"] for kept in choice.measured_choices()) == [1, 2]
 
 
+def test_threads_are_measured_again_after_a_measurement_on_a_busy_machine(timed):
+    timed.update({("serial", 1): 100, ("lanes", 1): 50, ("serial", 2): 700, ("lanes", 2): 350})
+    assert choose_threads(workload(), "auto", "auto", 6, MANY)[0] == 1
+    timed.update({("serial", 2): 60, ("lanes", 2): 30})
+    assert choose_threads(workload(), "auto", "auto", 6, MANY)[0] == 2
+
+
 def large():
     return nn.Sequential(nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, 10))
 

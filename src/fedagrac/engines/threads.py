@@ -35,6 +35,9 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 GAIN = 1.15
 """How many times faster all threads must be than one."""
 
+BUSY = 2.0
+"""How many times slower all threads are only on a busy machine; later runs then measure them again."""
+
 SMALL_STEP = 10_000_000
 """The most parameters times samples, in one step of all lanes, for which one thread is taken without a trial."""
 
@@ -62,7 +65,10 @@ def choose_threads(
     with restored_threads():
         for number in (1, threads):
             use_threads(number)
-            us[number] = Measurements(workload, lanes).fastest(uncompiled)
+            measurements = Measurements(workload, lanes)
+            us[number] = measurements.fastest(uncompiled)
+    if us[threads] > BUSY * us[1]:
+        measurements.forget()
     if not math.isfinite(us[1]):
         return threads, ""  # nothing could be measured
     compared = f"1 thread {us[1]:.3g} us, {threads} threads {us[threads]:.3g} us"
