@@ -123,6 +123,7 @@ def _engines() -> dict[str, str]:
         rows = sorted(choice["candidates"].items(), key=lambda row: float(row[1]["us"]))
         times = ", ".join(f"{engine} {row['us']:.3g}" for engine, row in rows)
         name = f"{choice.get('model')}, {choice.get('parameters')} parameters, {choice.get('lanes')} lanes"
+        name += f", threads: {choice.get('threads')}"
         engines[name] = f"us per client-step on {choice.get('device')}: {times}"
     return engines
 

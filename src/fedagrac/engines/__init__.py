@@ -6,6 +6,7 @@ from fedagrac.engines.lanes.engine import LanesEngine
 from fedagrac.engines.lanes.memory import keep_freed_memory
 from fedagrac.engines.ranks import Ranks, current_ranks
 from fedagrac.engines.serial import SerialEngine
+from fedagrac.engines.threads import choose_threads, restored_threads, use_threads
 from fedagrac.engines.workload import Loss, Workload
 
 __all__ = [
@@ -18,9 +19,12 @@ __all__ = [
     "SerialEngine",
     "Workload",
     "choose_engine",
+    "choose_threads",
     "current_ranks",
     "keep_freed_memory",
     "measured_choices",
+    "restored_threads",
+    "use_threads",
 ]
 
 ENGINES = ("serial", "lanes")

@@ -249,6 +249,17 @@ class Measurements:
         log.info("engine: %s (per client-step: %s)", name, compared)
         return self.engines.get(name) or CANDIDATES[name](self.workload), f"by measurement: {compared}"
 
+    def fastest(self, names: list[str]) -> float:
+        """Return the microseconds per client-step of the fastest candidate, or infinity if none can run."""
+        for name in names:
+            self._measure(name)
+        return min((self.rows[name]["us"] for name in names if name in self.rows), default=float("inf"))
+
+    def forget(self) -> None:
+        """Remove the measurement from the disk."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
     def _measure(self, name: str) -> None:
         """Time a candidate that was not timed before; one that falls back to another one is left out."""
         if name in self.rows or name in self.unfit:

@@ -26,7 +26,14 @@ from fedagrac.core.local import Plan, Result
 from fedagrac.core.robust import Aggregation
 from fedagrac.data.batches import epoch_steps, pass_steps
 from fedagrac.data.describe import label_counts
-from fedagrac.engines import EngineRecord, choose_engine, current_ranks
+from fedagrac.engines import (
+    EngineRecord,
+    choose_engine,
+    choose_threads,
+    current_ranks,
+    restored_threads,
+    use_threads,
+)
 from fedagrac.engines.precision import tf32
 from fedagrac.heterogeneity import Clock, Devices, Epochs
 from fedagrac.heterogeneity.steps import checked_counts
@@ -232,8 +239,8 @@ class Simulated:
     ranks: Ranks
     x: Tensor
     roster: Roster
-    _engine: tuple[Engine, str] | None = None
-    _engines: dict[tuple[int, EngineRecord | None], tuple[Engine, str]] = field(default_factory=dict)
+    _engine: tuple[Engine, str, int] | None = None
+    _engines: dict[tuple[int, EngineRecord | None, int], tuple[Engine, str, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, federation: Federation, setup: Setup) -> Simulated:
@@ -284,10 +291,12 @@ class Simulated:
                 those of the checkpoint, because the rounding of sums depends on them.
         """
         record = None if before is None else before.engine
-        with tf32(self.setup.precision == "tf32"), _threads(record):
-            if (together, record) not in self._engines:
-                self._engines[together, record] = self._choose(together, record)
-            self._engine = self._engines[together, record]
+        with tf32(self.setup.precision == "tf32"), restored_threads():
+            asked = (together, record, torch.get_num_threads())
+            if asked not in self._engines:
+                self._engines[asked] = self._choose(together, record)
+            self._engine = self._engines[asked]
+            use_threads(self._engine[2])
             self._gradients.service = self.engine.gradients
             yield
 
@@ -308,16 +317,24 @@ class Simulated:
         """Why this engine was chosen."""
         return "" if self._engine is None else self._engine[1]
 
-    def _choose(self, together: int, record: EngineRecord | None) -> tuple[Engine, str]:
-        """Return an engine for so many runs side by side, and why it was chosen."""
+    def _choose(self, together: int, record: EngineRecord | None) -> tuple[Engine, str, int]:
+        """Return an engine for so many runs side by side, why it was chosen, and the number of its threads."""
         setup, M = self.setup, self.federation.num_clients
+        threads, why = torch.get_num_threads(), ""
+        if record is not None:
+            threads = record.threads
+            use_threads(threads)
         if callable(setup.engine):
-            return setup.engine(self.workload), "as given"
+            return setup.engine(self.workload), "as given", threads
         cohort = M if setup.cohorts is None else setup.cohorts.number(M)
         lanes = -(-together * cohort // self.ranks.size)
         # the steps of round 0 stand for all rounds, because the mean changes little
         work = setup.rounds * lanes * float(checked_counts(self.steps, 0, M, setup.seed).mean())
-        return choose_engine(self.workload, setup.engine, setup.compile, lanes, work, record)
+        if record is None:
+            threads, why = choose_threads(self.workload, setup.engine, setup.compile, lanes, work)
+            use_threads(threads)  # candidates are measured and compiled with them
+        engine, reason = choose_engine(self.workload, setup.engine, setup.compile, lanes, work, record)
+        return engine, "; ".join(filter(None, (reason, why))), threads
 
     @property
     def _gradients(self) -> LastGradients:
@@ -594,16 +611,3 @@ class LastGradients:
         if round == 0:
             self._asked, self._answer = (x, clients.copy(), round, batch), answer
         return answer
-
-
-@contextlib.contextmanager
-def _threads(record: EngineRecord | None) -> Iterator[None]:
-    """Run a block with the threads of the record; restore the caller's threads afterwards."""
-    before = torch.get_num_threads()
-    if record is not None and record.threads != before:
-        torch.set_num_threads(record.threads)
-    try:
-        yield
-    finally:
-        if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
