@@ -215,13 +215,7 @@ KINDS = {
     "resnet-group": Kind("residual network, GroupNorm", residual("group"), pictures),
     "resnet-batch": Kind("residual network, BatchNorm", residual("batch"), pictures),
     "lstm": Kind("LSTM", lambda: Recurrent(nn.LSTM), characters),
-    "lstm-stacked": Kind(
-        "LSTM, 2 layers, both directions, projected",
-        lambda: Recurrent(nn.LSTM, 2, bidirectional=True, proj_size=3),
-        characters,
-    ),
     "gru": Kind("GRU", lambda: Recurrent(nn.GRU), characters),
-    "rnn": Kind("RNN, tanh", lambda: Recurrent(nn.RNN), characters),
     "lstm-cell": Kind("LSTMCell in a loop", lambda: Cell(nn.LSTMCell), characters),
     "packed": Kind("LSTM, packed sequences", Packed, padded, call=lambda module, x: module(**x)),
     "gpt": Kind("GPT, scaled_dot_product_attention", lambda: CharGPT(VOCABULARY, LENGTH, 8, 1, 2), characters),

@@ -33,8 +33,8 @@ OPTIONS = {"steps": fg.Linear(1, 3), "batch_size": 8, "weight_decay": 0.01, "see
 def test_every_algorithm_beside_all_others(federation, engine, participation):
     options = {**OPTIONS, "engine": engine, "participation": participation}
     names = sorted(REGISTRY.keys() - {"fedper"})  # its personal layer would be the only one
-    algorithms = [fg.algorithm(name, lr=lr) for name in names for lr in (0.02, 0.1)]
-    algorithms.append(fg.FedPer(lr=0.1, personal="*.bias"))
+    algorithms = [fg.algorithm(name, lr=0.02) for name in names]
+    algorithms += [fg.FedaGrac(lr=0.1), fg.FedProx(lr=0.1), fg.FedPer(lr=0.1, personal="*.bias")]
     together = fg.simulate_many(logistic(), federation, algorithms, rounds=4, **options)
     for result, algorithm in zip(together, algorithms, strict=True):
         alone = fg.simulate(logistic(), federation, algorithm, rounds=4, **options)
