@@ -77,20 +77,6 @@ class Recurrent(nn.Module):
         return self.out(self.layer(self.embed(ids))[0].mean(1))
 
 
-class Cell(nn.Module):
-    """A loop of its own over a cell."""
-
-    def __init__(self, cell):
-        super().__init__()
-        self.embed, self.cell, self.out = nn.Embedding(VOCABULARY, 4), cell(4, 6), nn.Linear(6, CLASSES)
-
-    def forward(self, ids):
-        state = None
-        for x in self.embed(ids).unbind(1):
-            state = self.cell(x, state)
-        return self.out(state[0] if isinstance(state, tuple) else state)
-
-
 class Packed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -216,7 +202,6 @@ KINDS = {
     "resnet-batch": Kind("residual network, BatchNorm", residual("batch"), pictures),
     "lstm": Kind("LSTM", lambda: Recurrent(nn.LSTM), characters),
     "gru": Kind("GRU", lambda: Recurrent(nn.GRU), characters),
-    "lstm-cell": Kind("LSTMCell in a loop", lambda: Cell(nn.LSTMCell), characters),
     "packed": Kind("LSTM, packed sequences", Packed, padded, call=lambda module, x: module(**x)),
     "gpt": Kind("GPT, scaled_dot_product_attention", lambda: CharGPT(VOCABULARY, LENGTH, 8, 1, 2), characters),
     "attention": Kind("MultiheadAttention", Attention, characters),

@@ -57,9 +57,9 @@ def test_an_own_algorithm_is_made_by_its_import_path_and_takes_schedules_and_opt
 ):
     program("An algorithm")  # in tmp_path, as program.py
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_algorithms.py").write_text((tmp_path / "program.py").read_text().split("\nfed = ")[0])
+    (tmp_path / "my_remembered.py").write_text((tmp_path / "program.py").read_text().split("\nfed = ")[0])
     lr, local = fg.schedule.Exponential(0.1, 0.5), fg.SGD(momentum=0.5)
-    ours = fg.algorithm("my_algorithms:Remembered", lr=lr, local=local)
+    ours = fg.algorithm("my_remembered:Remembered", lr=lr, local=local)
     q = quadratics()
     expected = q.simulate(fg.FedAvg(lr=lr, local=local)).vector
     torch.testing.assert_close(q.simulate(ours).vector, expected, rtol=1e-10, atol=1e-12)

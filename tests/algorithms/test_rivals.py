@@ -59,17 +59,6 @@ def test_every_round_is_that_of_the_papers_equations(name, participation):
     assert np.abs(ours - np.array(theirs)).max() <= 1e-10 * np.abs(theirs).max()
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("participation", [None, 3])
-def test_lanes_and_serial_agree(name, participation):
-    options = CASES[name][1]
-    lanes, serial = (
-        path_of(fg.algorithm(name, lr=ETA, **options), participation, engine=engine, compile=False)
-        for engine in ("lanes", "serial")
-    )
-    assert np.abs(lanes - serial).max() <= 1e-12 * np.abs(serial).max()
-
-
 NEUTRAL = {
     "fedacg": {"momentum": 0.0, "mu": 0.0},
     "mimelite": {"momentum": 0.0},

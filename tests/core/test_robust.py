@@ -11,7 +11,6 @@ from hypothesis.extra.numpy import arrays
 
 import fedagrac as fg
 from constant_gradients import simulate as simulate_constant
-from fedagrac.algorithms import REGISTRY
 from fedagrac.core import robust
 from fedagrac.core.cohort import Population, weighted_sum
 from fedagrac.core.robust import robust_sum
@@ -248,7 +247,9 @@ def test_moving_buffers_are_aggregated_by_the_rule():
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("name", sorted(REGISTRY.keys() - {"heterofl"}))  # clients hold different coordinates
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fednova", "fedagrac", "scaffold", "fedcm", "fedexp", "fedvarp", "diloco"]
+)
 def test_identical_clients_have_the_numbers_of_the_plain_sum(name, rule):
     single = quadratics(sizes=[20])
     q = Quadratics(single.A * 5, single.b * 5)

@@ -49,7 +49,7 @@ def convolutional():
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
-@pytest.mark.parametrize("sampling", ["replacement", "shuffle", "full"])
+@pytest.mark.parametrize("sampling", ["shuffle", "full"])
 def test_every_algorithm_and_sampling_mode(name, sampling):
     q = quadratics()
     options = {"batch_size": None} if sampling == "full" else {"batch_size": 20, "sampling": sampling}
@@ -92,7 +92,7 @@ def test_the_papers_networks_without_dropout(model, shape):
 
     serial, lanes = (
         fg.simulate(
-            network(), fed, fg.FedaGrac(lr=0.1), rounds=2, steps=fg.Explicit([[1, 3, 2]]), batch_size=4,
+            network(), fed, fg.FedaGrac(lr=0.1), rounds=1, steps=fg.Explicit([[1, 3, 2]]), batch_size=4,
             engine=engine, device="cpu", dtype=torch.float64,
         ).vector
         for engine in ("serial", "lanes")

@@ -551,10 +551,10 @@ def test_the_reason_of_a_client_reaches_the_history_without_what_a_terminal_obey
 
 def test_mutated_replies_are_dropped_or_mean_what_an_honest_one_might():
     """`make attack` receives 100,000 of them. Every batch holds an honest reply, which must arrive unchanged."""
-    tally = mutated_replies.Trial(seed=0).run(1500)
+    tally = mutated_replies.Trial(seed=0).run(700)
     assert tally.faults == []
-    assert tally.tried >= 1500
-    assert 20 < tally.accepted < 500
+    assert tally.tried >= 700
+    assert 10 < tally.accepted < 250
     assert tally.longest_event < 500
     assert tally.largest_array <= 5200 + 1024  # of those that were asked for, 5200 bytes and a header
     assert tally.slowest < 1
