@@ -132,6 +132,13 @@ def test_what_has_no_known_sub_network_is_refused(module, options, message):
         fg.simulate(module, fed, fg.HeteroFL(lr=0.1, levels=(1.0, 0.5, 0.25)), **options)
 
 
+def test_a_frozen_head_is_refused_because_a_hidden_layer_would_be_taken_for_it():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 3)).double()
+    module[2].requires_grad_(False)
+    with pytest.raises(fg.InputError, match=r"model parameter 2\.weight = 'frozen'"):
+        fg.simulate(module, fg.Federation.from_arrays([digits()] * 3), fg.HeteroFL(lr=0.1))
+
+
 @pytest.mark.parametrize("levels", [(), (0.0,), (1.5,), 0.5, ("a",)])
 def test_bad_levels_are_refused(levels):
     with pytest.raises(fg.InputError, match="levels"):

@@ -36,6 +36,7 @@ __all__ = [
     "Stateless",
     "Traits",
     "average",
+    "known_layout",
     "orientation_traits",
     "reference_orientation",
     "start_orientation",
@@ -280,6 +281,13 @@ def starting_rows(state: State, cohort: Cohort) -> Tensor:
     if "x1" in state:
         return cohort.starting_gradients(state["x1"])
     return zero_rows(state, cohort)
+
+
+def known_layout(layout: Layout | None, x: Tensor) -> Layout:
+    """Return the layout of a module whose parameters are x; refuse another one, or none."""
+    if layout is None or layout.size != len(x):
+        raise InputError("layout", layout, f"the layout of a module with {len(x)} parameters")
+    return layout
 
 
 def zero_rows(state: State, cohort: Cohort) -> Tensor:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits, average
+from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits, average, known_layout
 from fedagrac.core.local import Plan, Result
 from fedagrac.errors import InputError
 
@@ -61,9 +61,7 @@ class PersonalLayers(Algorithm):
 
     def _personal(self, x: Tensor, layout: Layout | None) -> Tensor:
         """Return which coordinates are personal, on the device of x."""
-        if layout is None or layout.size != len(x):
-            raise InputError("layout", layout, f"the layout of a module with {len(x)} parameters")
-        return self.own_coordinates(layout).to(x.device)
+        return self.own_coordinates(known_layout(layout, x)).to(x.device)
 
     def enter(self, state: State, cohort: Cohort) -> Rows:
         """Return the server's model, whose personal layers are those of x_1, for each client."""

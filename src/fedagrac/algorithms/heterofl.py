@@ -15,6 +15,7 @@ weigh more in the mean, as in FedAvg.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from fedagrac.algorithms.base import Cost, Rows, State, Stateless, Traits, average
+from fedagrac.algorithms.base import Cost, Rows, State, Stateless, Traits, average, known_layout
 from fedagrac.core.layout import Layout, Parameter
 from fedagrac.core.local import Plan, Result
 from fedagrac.errors import InputError, flag, positive
@@ -92,6 +93,9 @@ class HeteroFL(Stateless):
         if aggregate is not None:
             accepted = "no robust rule: different clients hold different coordinates, so they cannot be compared"
             raise InputError("aggregate", aggregate, accepted)
+        if layout.frozen and (self.masked_loss or min(self.levels) < 1):
+            accepted = "a model whose parameters all train: sub-networks and scores of frozen layers are not known"
+            raise InputError(f"model parameter {layout.frozen[0]}", "frozen", accepted)
         for width in set(self.levels):
             self.held(layout, width)
 
@@ -101,15 +105,14 @@ class HeteroFL(Stateless):
 
     def held(self, layout: Layout, width: float) -> Tensor:
         """Return which coordinates a client of this width holds, [d]."""
-        inside = _Hidden.of(layout)
-        return torch.cat([inside.held(parameter, width).reshape(-1) for parameter in layout.parameters])
+        return _held(layout, width)
 
     def masks(self, cohort: Cohort, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return m_i and the factors of the scaler for each member, [m, d]; None if all clients hold all.
 
         Processes that share a simulation decide alike, whichever members they run.
         """
-        layout = _layout(cohort.layout, len(x))
+        layout = known_layout(cohort.layout, x)
         widths = [self.width(client) for client in cohort.clients]
         held = {width: self.held(layout, width) for width in set(self.levels)}
         scores = self._scores(cohort, layout)
@@ -118,10 +121,11 @@ class HeteroFL(Stateless):
         mask = torch.ones((len(cohort), len(x)), dtype=torch.bool) if scores is None else scores
         for row, width in enumerate(widths):
             mask[row] &= held[width]
-        factors = torch.ones(mask.shape, dtype=x.dtype)
+        factors, hidden = torch.ones(mask.shape, dtype=x.dtype), _Hidden.of(layout)
+        inverse = (1 / torch.tensor(widths, dtype=torch.float64))[:, None].to(x.dtype)
         for parameter, span in layout.spans():
-            if self.scaler and _Hidden.of(layout).scales(parameter):
-                factors[:, span] = (1 / torch.tensor(widths, dtype=torch.float64))[:, None].to(x.dtype)
+            if self.scaler and hidden.scales(parameter):
+                factors[:, span] = inverse
         return mask.to(x.device, x.dtype), factors.to(x.device)
 
     def _scores(self, cohort: Cohort, layout: Layout) -> Tensor | None:
@@ -223,6 +227,13 @@ class _Hidden:
         raise InputError(f"model parameter {parameter.name}", kind, accepted)
 
 
+@functools.lru_cache(maxsize=16)
+def _held(layout: Layout, width: float) -> Tensor:
+    """Return which coordinates a client of this width holds, [d]. All rounds share it; do not change it."""
+    hidden = _Hidden.of(layout)
+    return torch.cat([hidden.held(parameter, width).reshape(-1) for parameter in layout.parameters])
+
+
 def _kept(parameter: Parameter, axis: int, width: float) -> int:
     """Return how many of the channels along an axis a client of this width holds: whole groups of them."""
     channels = parameter.shape[axis]
@@ -232,10 +243,3 @@ def _kept(parameter: Parameter, axis: int, width: float) -> int:
         accepted = f"widths at which {channels} channels in groups of {in_group} are cut between groups"
         raise InputError(f"levels of {parameter.layer}", width, accepted)
     return kept
-
-
-def _layout(layout: Layout | None, size: int) -> Layout:
-    """Return the layout of a model of this size; refuse another one, or none."""
-    if layout is None or layout.size != size:
-        raise InputError("layout", layout, f"the layout of a module with {size} parameters")
-    return layout

@@ -54,6 +54,10 @@ class Parameter:
 class Layout:
     """The parameters of a module in the order of the vector.
 
+    Attributes:
+        parameters: those that train.
+        frozen: the names of those that do not, which are not in the vector.
+
     Examples:
         >>> layout = Layout((Parameter("body.weight", (2, 2), "Linear"), Parameter("head.bias", (1,), "Linear")))
         >>> layout.size, layout.layers
@@ -63,6 +67,7 @@ class Layout:
     """
 
     parameters: tuple[Parameter, ...]
+    frozen: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

@@ -101,7 +101,8 @@ class VectorModel:
             tuple(
                 Parameter(name, tuple(shape), type(layer).__name__, _groups(layer))
                 for name, shape, layer in zip(self.names, self._shapes, owners, strict=True)
-            )
+            ),
+            frozen=tuple(name for name, _ in self.module.named_parameters() if name not in self.names),
         )
 
     @property
