@@ -16,6 +16,7 @@ from fedagrac.rounds.fleet import Simulated
 from fedagrac.rounds.setup import Setup
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -27,7 +28,29 @@ if TYPE_CHECKING:
 
     Vector = npt.NDArray[np.float64]
 
-__all__ = ["Objective", "run_gaps"]
+__all__ = ["Objective", "a9a_settings", "run_gaps"]
+
+
+def a9a_settings(
+    clients: int, steps: dict[str, Any], at: Sequence[int], algorithms: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """Return the settings of runs on a9a: the step counts, the rounds that are kept, and the algorithms.
+
+    Examples:
+        >>> a9a_settings(20, {"kind": "constant", "steps": 5}, [10], {}, seed=3)["data"]["seed"]
+        3
+    """
+    partition = {"kind": "dirichlet", "alpha": 0.3}
+    return {
+        "data": {"name": "a9a", "clients": clients, "seed": seed, "partition": partition},
+        "model": {"name": "logistic", "features": 123, "classes": 2},
+        "steps": steps,
+        "batch_size": 20,
+        "weight_decay": 0.001,
+        "at": at,
+        "algorithms": algorithms,
+        "seed": seed,
+    }
 
 
 class Objective:

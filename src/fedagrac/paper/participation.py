@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedagrac.paper.gaps import run_gaps
+from fedagrac.paper.gaps import a9a_settings, run_gaps
 from fedagrac.paper.intervals import Interval
 from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
 from fedagrac.paper.records import Trial
@@ -49,20 +49,7 @@ def _trials(scale: Scale) -> list[Trial]:
     trials = []
     for seed in range(seeds):
         for steps, table in STEPS.items():
-            settings = {
-                "data": {
-                    "name": "a9a", "clients": 100, "seed": seed,
-                    "partition": {"kind": "dirichlet", "alpha": 0.3},
-                },
-                "model": {"name": "logistic", "features": 123, "classes": 2},
-                "steps": table,
-                "participation": 20,
-                "batch_size": 20,
-                "weight_decay": 0.001,
-                "at": at,
-                "algorithms": algorithms,
-                "seed": seed,
-            }  # fmt: skip
+            settings = {**a9a_settings(100, table, at, algorithms, seed), "participation": 20}
             trials.append(Trial(f"a9a/{steps}/seed{seed}", settings))
     return trials
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedagrac.paper.gaps import run_gaps
+from fedagrac.paper.gaps import a9a_settings, run_gaps
 from fedagrac.paper.intervals import Interval
 from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
 from fedagrac.paper.records import Trial
@@ -99,19 +99,8 @@ def _cells(
     trials = []
     for name, ratio, fast in fleets:
         for seed in range(seeds):
-            settings = {
-                "data": {
-                    "name": "a9a", "clients": CLIENTS, "seed": seed,
-                    "partition": {"kind": "dirichlet", "alpha": 0.3},
-                },
-                "model": {"name": "logistic", "features": 123, "classes": 2},
-                "steps": {"kind": "explicit", "table": [two_speeds(ratio, fast, mean)]},
-                "batch_size": 20,
-                "weight_decay": 0.001,
-                "at": at,
-                "algorithms": algorithms,
-                "seed": seed,
-            }  # fmt: skip
+            steps = {"kind": "explicit", "table": [two_speeds(ratio, fast, mean)]}
+            settings = a9a_settings(CLIENTS, steps, at, algorithms, seed)
             trials.append(Trial(f"{part}/{name}/seed{seed}", settings))
     return trials
 
