@@ -12,7 +12,7 @@ from fedagrac.heterogeneity import Participation
 from fedagrac.rounds.record import EXAMPLE, History, RoundRecord
 from fedagrac.storage.checkpoints import write_checkpoint
 
-ROUNDS = 300
+ROUNDS = 600  # so many that caches of Python and NumPy, some 40 kB, are 100 bytes a round
 
 PROGRAM = f"""
 import gc, json, sys, tracemalloc
