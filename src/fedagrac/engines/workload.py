@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedagrac.core.streams import Purpose, torch_seed
 from fedagrac.data.batches import Sampling, batch_lengths, batch_positions
@@ -38,6 +39,9 @@ Loss = Callable[[Any, Any], "Tensor"]
 
 SMALL = 100_000
 """The most parameters of a small model; models with convolutions are never small."""
+
+SMALL_FLOPS = 20e6
+"""The most floating-point operations of a small model's step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,6 +250,14 @@ class Workload:
 
         return map_leaves(prepared, inputs)
 
+    def in_double(self, samples: Tensor) -> Workload:
+        """Return the same problem in float64 with these training samples alone, in this order."""
+        inputs, targets = (
+            map_leaves(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, self._rows(tree, samples))
+            for tree in self.pool
+        )
+        return dataclasses.replace(self, model=self.model.in_double(), inputs=inputs, targets=targets, test=None)
+
     @functools.cached_property
     def spread(self) -> Literal["whole", "positional", "keywords"]:
         """How the module receives its inputs: a tuple as arguments, a dict as keywords, or whole."""
@@ -273,11 +285,11 @@ class Workload:
         args, options = self.arguments(inputs)
         return self.model.module(*args, **options)
 
-    @property
+    @functools.cached_property
     def small(self) -> bool:
         """Whether calling the operations of a step costs more than the operations themselves."""
         convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self.model.module.modules())
-        return self.model.size <= SMALL and not convolves
+        return self.model.size <= SMALL and not convolves and self.step_flops() <= SMALL_FLOPS
 
     def step_flops(self) -> float:
         """Return the floating-point operations of one local step, forward and backward.
@@ -286,13 +298,38 @@ class Workload:
         """
         from torch.utils.flop_counter import FlopCounterMode
 
+        counter = FlopCounterMode(display=False)
+        self._step_under(counter)
+        return float(counter.get_total_flops())
+
+    def step_calls(self) -> int:
+        """Return how many of torch's operations one local step calls, forward and backward."""
+        counter = _Calls()
+        self._step_under(counter)
+        return counter.calls
+
+    def _step_under(self, mode: Any) -> None:
+        """Take one gradient while a mode of torch is active."""
         samples = int(self.batch_size or self.federation.sizes.mean())
         numbers = torch.arange(samples, device=self.model.device) % num_samples(self.inputs)
         inputs, targets = self.load(numbers, generators=self.generators([0], 0))
-        with torch.random.fork_rng(), FlopCounterMode(display=False) as counter:
+        with torch.random.fork_rng(), torch.enable_grad(), mode:
             self.model.gradient(self.loss(self.call(inputs), targets))
         self.model.buffers.put(None)
-        return float(counter.get_total_flops())
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the calls of torch's operations while the mode is active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
 
 
 def on_disk(leaf: Any) -> bool:
