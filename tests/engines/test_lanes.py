@@ -428,3 +428,56 @@ def test_the_statistics_of_batch_normalization_move_alike(name):
     for key, values in serial.buffers.items():
         assert torch.allclose(lanes.buffers[key].double(), values.double(), rtol=1e-7), key
     assert lanes.history.column("test_loss") == pytest.approx(serial.history.column("test_loss"), rel=1e-7)
+
+
+def test_rounding_in_a_deep_network_is_not_taken_for_a_wrong_gradient():
+    """In float32 some ReLU tips to the other side of zero, and gradients of lanes and module differ by 0.4 %."""
+    torch.manual_seed(0)
+    w = Workload.of(
+        VectorModel(fg.models.build("resnet20")), pictures(channels=3, size=32), None, 4, "replacement", 0.0, 0
+    )
+    engine = LanesEngine(w)  # a warning would be an error here
+    x, plan = w.model.initial().clone(), Plan.of(steps=[1, 2], lr=0.01)
+    assert (
+        far(engine.run(plan, x, np.arange(2), 0).models, SerialEngine(w).run(plan, x, np.arange(2), 0).models)
+        < 1e-4
+    )
+
+
+@pytest.mark.parametrize("error", [1.02, 2.0])
+def test_a_wrong_rule_is_noticed_in_float32(error, monkeypatch):
+    from fedagrac.engines.lanes import layers
+
+    right = layers._group_norm
+    monkeypatch.setattr(layers, "_group_norm", lambda *args, **options: error * right(*args, **options))
+    w = Workload.of(VectorModel(convolutional()), pictures(), None, 8, "replacement", 0.0, 0)
+    with pytest.warns(UserWarning, match="another gradient than the module itself"):
+        LanesEngine(w)
+
+
+class SharedGradients(nn.Module):
+    """More than 100,000 parameters, two that get one tensor as their gradient, and one that gets none."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(144, 701), nn.Tanh(), nn.Linear(701, 4))
+        self.one, self.other, self.unused = (nn.Parameter(torch.ones(4)) for _ in range(3))
+
+    def forward(self, x):
+        return self.layers(x) + (self.one + self.other)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("corrected", [False, True])
+def test_serial_steps_by_parameter_give_the_bits_of_steps_of_one_vector(corrected, weight_decay):
+    """Steps that collect gradients need the whole vector, others move one parameter after another."""
+    w = Workload.of(VectorModel(SharedGradients()), pictures(), None, 8, "replacement", weight_decay, 0)
+    x = w.model.initial().clone()
+    correction = 0.01 * torch.randn(3, len(x), generator=torch.Generator().manual_seed(5)) if corrected else None
+    one, other = (
+        SerialEngine(w).run(Plan.of([3, 5, 4], 0.1, correction, first_steps=first), x, np.arange(3), 0)
+        for first in (0, 5)
+    )
+    assert torch.equal(one.models, other.models)
+    assert torch.equal(one.loss, other.loss)

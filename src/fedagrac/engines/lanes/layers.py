@@ -11,8 +11,9 @@ taken outside the vmap, so torch differentiates what those functions call.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedagrac.engines.lanes.kernels.patches import Convolution, columns_of, pictures_of
 from fedagrac.engines.lanes.modes import CallMode
 from fedagrac.engines.lanes.pools import Maxima, tiling_window
+from fedagrac.engines.lanes.positions import UsedPositions
 from fedagrac.engines.lanes.recurrent import recurrent_routes
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class RoutedLayers(CallMode):
         products: the convolutions that run as products of patches; all others run as grouped convolutions.
         side_by_side: whether the channels of all lanes lie side by side in memory, for CPUs.
         fused: whether pools and dropout consist of operations that a compiler can fuse; slower uncompiled.
+        positions: the positions of sequences that a forward pass uses; None for all of them.
         used: whether any call was routed so far. A mode that routes nothing only costs time.
     """
 
@@ -50,8 +53,9 @@ class RoutedLayers(CallMode):
         self.products = frozenset(products)
         self.side_by_side = side_by_side
         self.fused = fused
+        self.positions: UsedPositions | None = None
         self.used = False
-
+        self._number: int | None = None
         self._routes: dict[Callable[..., Any], Callable[..., Any]] = {
             torch.conv2d: self._convolution,
             functional.max_pool2d: self._max_pool,
@@ -65,8 +69,21 @@ class RoutedLayers(CallMode):
         else:
             self._routes[functional.linear] = _linear
 
+    @contextlib.contextmanager
+    def forward_pass(self) -> Iterator[None]:
+        """Cut what the module computes to the positions that it uses, in a forward pass of the module."""
+        self._number = 0
+        try:
+            yield
+        finally:
+            self._number = None
+
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Route layers that have a better way for many lanes; run every other function as it is."""
+        if self.positions is not None and self._number is not None:
+            args = self.positions.arguments(self._number, function, args)
+            self._number += 1
+            self.used = True
         route = self._routes.get(function)
         if route is None:
             return function(*args, **options)

@@ -17,6 +17,7 @@ from fedagrac.data.trees import leaves, map_leaves, num_samples
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of, faster_as_products
 from fedagrac.engines.lanes.modes import CannotBatchError
 from fedagrac.engines.lanes.points import per_lane
+from fedagrac.engines.lanes.positions import ChangedCallsError, UsedPositions, used_positions
 from fedagrac.engines.precision import tf32
 from fedagrac.engines.serial import seed_dropout, training
 
@@ -118,7 +119,7 @@ class LaneModel:
         network = models if scale is None else [X * s for X, s in zip(models, scale, strict=True)]
         leaves = [block.detach().requires_grad_() for block in network]
         with torch.enable_grad(), self.layers or contextlib.nullcontext():
-            losses, moved = self._losses(dict(zip(w.model.names, leaves, strict=True)), buffers, inputs, targets)
+            losses, moved = self._forward(dict(zip(w.model.names, leaves, strict=True)), buffers, inputs, targets)
             # outside the vmap: the same numbers as vmap(grad), with less overhead
             gradients: Sequence[Tensor] = torch.autograd.grad(
                 losses.sum(), leaves, allow_unused=True, materialize_grads=True
@@ -128,6 +129,16 @@ class LaneModel:
         if w.weight_decay:
             gradients = [g.add(X, alpha=w.weight_decay) for g, X in zip(gradients, models, strict=True)]
         return losses.detach(), gradients, {name: values.detach() for name, values in moved.items()}
+
+    def _forward(self, *arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return losses and buffers; if the module makes other calls than in its trial, all positions count."""
+        try:
+            losses, moved = self._losses(*arguments)
+        except ChangedCallsError:
+            assert self.layers is not None
+            self.layers.positions = None
+            losses, moved = self._losses(*arguments)
+        return losses, moved
 
     def given_buffers(self, lanes: int) -> dict[str, Tensor]:
         """Return the moving buffers of the user's module for this many lanes, each [m, ...]."""
@@ -142,7 +153,8 @@ class LaneModel:
         """Return one lane's loss as a function of its parameters, and its buffers afterwards."""
         args, options = self.workload.arguments(inputs)
         state = parameters | buffers  # where the module replaces a buffer, torch replaces it here, too
-        output = functional_call(self.workload.model.module, state, args, options)
+        with contextlib.nullcontext() if self.layers is None else self.layers.forward_pass():
+            output = functional_call(self.workload.model.module, state, args, options)
         return self.workload.loss(output, targets), {name: state[name] for name in buffers}
 
     def route(self, lanes: int) -> None:
@@ -163,6 +175,8 @@ class LaneModel:
         samples = torch.arange(2 * COMPARED, device=w.model.device).reshape(2, COMPARED) % num_samples(w.inputs)
         on_gpu = w.model.device.type == "cuda"
         failure: Exception | None = None
+        if self.layers is not None:
+            self.layers.positions = self._positions(samples[0])
         for layers in (RoutedLayers() if on_gpu else self.layers, None):  # ours, then torch's vmap rules
             self.layers = layers
             try:
@@ -186,6 +200,20 @@ class LaneModel:
         layer = self._failing_layer(samples[0])
         warnings.warn(f"lanes cannot batch {layer}, so clients run one after another: {reason}", stacklevel=4)
         return False
+
+    def _positions(self, samples: Tensor) -> UsedPositions | None:
+        """Return the positions of sequences that the module uses; None if it uses all, or on any doubt."""
+        w = self.workload
+        try:
+            with training(w):
+                inputs, _ = w.load(samples, generators=w.generators([0], 0))
+                args, options = w.arguments(inputs)
+                state = dict(w.model.views(w.model.initial()))
+                return used_positions(lambda: functional_call(w.model.module, state, args, options))
+        except Exception:
+            return None  # the check that follows names the reason
+        finally:
+            w.model.buffers.put(None)
 
     def _agrees_in_double(self, samples: Tensor, gradients: Tensor) -> bool:
         """Return whether gradients of float32 that differ a little agree in float64.
