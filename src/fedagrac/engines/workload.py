@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -38,6 +38,9 @@ Loss = Callable[[Any, Any], "Tensor"]
 
 SMALL = 100_000
 """The most parameters of a small model; models with convolutions are never small."""
+
+AHEAD = 2_000_000
+"""The most sample numbers that are drawn ahead; with the shifts of pictures they take 64 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +85,7 @@ class Workload:
         floats: the places among the inputs of integers that the module takes only as floating-point numbers.
         steps_before: the steps of each client before a round, [M], after which "cyclic" sampling continues; None
             if every round begins with a new pass.
+        drawn: batches that were drawn ahead, by client, steps and round; `draw` takes them out.
     """
 
     model: VectorModel
@@ -97,6 +101,7 @@ class Workload:
     numbers: npt.NDArray[np.int64] | None = None
     floats: frozenset[int] = frozenset()
     steps_before: Callable[[int], npt.NDArray[np.int64]] | None = None
+    drawn: dict[tuple[int, int, int], Batches] = field(init=False, repr=False, default_factory=dict)
 
     @classmethod
     def of(
@@ -143,8 +148,18 @@ class Workload:
         """Return the number that names the client's random streams."""
         return int(client if self.numbers is None else self.numbers[client])
 
+    def draw_ahead(self, clients: npt.NDArray[np.int64], steps: npt.NDArray[np.int64], round: int) -> None:
+        """Draw the batches of a coming round, while a GPU works on the present one. Those drawn before go."""
+        self.drawn.clear()
+        if int(steps.sum()) * int(self.batch_sizes(clients).max(initial=0)) <= AHEAD:
+            keys = zip(clients.tolist(), steps.tolist(), strict=True)
+            self.drawn.update({(i, k, round): self.draw(i, k, round) for i, k in keys})
+
     def draw(self, client: int, steps: int, round: int) -> Batches:
         """Return the client's samples in each step of the round, and the shifts of its pictures."""
+        ahead = self.drawn.pop((client, steps, round), None)
+        if ahead is not None:
+            return ahead
         samples, number = self.federation.samples_of(client), self.number_of(client)
         before = 0 if self.steps_before is None else int(self.steps_before(round)[client])
         how = len(samples), steps, self.batch_size, self.sampling
