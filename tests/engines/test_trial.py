@@ -360,3 +360,14 @@ def test_the_trial_leaves_the_callers_random_numbers_alone():
     torch.manual_seed(5)
     run(net, CLASSES)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_short_batch_at_the_end_of_a_pass_is_tried_before_any_work():
+    """9 samples in batches of 4 leave one, of which BatchNorm has no variance."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    fed = federation(numbers(3), integers(2))
+    with pytest.raises(InputError, match=r"inputs of shape \(1, 3\).*more than 1 value per channel"):
+        fg.simulate(
+            net.double(), fed, fg.FedAvg(lr=0.1), 1, steps=3, batch_size=4, sampling="cyclic", engine=Untouched
+        )
+    run(net, fed, sampling="shuffle")  # drops the short batch

@@ -144,6 +144,15 @@ class Workload:
             return np.minimum(sizes, self.batch_size)
         return np.full_like(sizes, self.batch_size)
 
+    def smallest_batch(self) -> int:
+        """Return the fewest samples of any step; the last batch of a pass of "cyclic" sampling may be short."""
+        sizes = self.federation.sizes
+        smallest = int(self.batch_sizes(np.arange(len(sizes))).min())
+        if self.sampling != "cyclic" or self.batch_size is None:
+            return smallest
+        rest = sizes % self.batch_size
+        return min(smallest, int(rest[rest > 0].min(initial=smallest)))
+
     def number_of(self, client: int) -> int:
         """Return the number that names the client's random streams."""
         return int(client if self.numbers is None else self.numbers[client])
