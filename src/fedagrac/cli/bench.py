@@ -176,10 +176,10 @@ def _print_profile(row: Row, facts: dict[str, Any]) -> None:
     console.print(
         f"{row['about']}: {_engine_of(row)}\n"
         f"  time {_us(row['us'])} us = {row['ratio']:.1f} x the floor of {_us(row['floor_us'])} us\n"
-        f"  arithmetic {_us(floor['arithmetic_us'])} us: {floor['flops'] / 1e9:.3g} GFLOP at the "
-        f"{floor['flops_per_s'] / 1e9:.4g} GFLOP/s of a square product\n"
-        f"  memory     {_us(floor['memory_us'])} us: {floor['bytes'] / 1e6:.3g} MB at the "
-        f"{floor['bytes_per_s'] / 1e9:.4g} GB/s of a copy",
+        f"  arithmetic {_us(floor['arithmetic_us'])} us: {_scaled(floor['flops'])}FLOP at the "
+        f"{_scaled(floor['flops_per_s'])}FLOP/s of a square product\n"
+        f"  memory     {_us(floor['memory_us'])} us: {_scaled(floor['bytes'])}B at the "
+        f"{_scaled(floor['bytes_per_s'])}B/s of a copy",
         highlight=False,
     )
     kinds, largest = plain_table(), plain_table()
@@ -271,6 +271,17 @@ def _us(microseconds: float) -> str:
         ('2.35', '14,276')
     """
     return f"{microseconds:,.0f}" if microseconds >= 1000 else f"{microseconds:.3g}"
+
+
+def _scaled(number: float) -> str:
+    """Return a number with a prefix for its unit.
+
+    Examples:
+        >>> _scaled(19680.0) + "FLOP", _scaled(4.3e12) + "B/s"
+        ('19.7 kFLOP', '4.3 TB/s')
+    """
+    power = next((power for power in (12, 9, 6, 3) if number >= 10**power), 0)
+    return f"{number / 10**power:.3g} {' kMGT'[power // 3].strip()}"
 
 
 def _threads(number: int) -> str:
