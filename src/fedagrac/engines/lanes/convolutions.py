@@ -31,7 +31,7 @@ GROUPED = "grouped"
 """The route of torch's own vmap rule: a grouped convolution, one group per lane."""
 
 MULTIPLE = 8
-"""The padded routes round the sides of matrices up to a multiple of this, as the tensor cores of GPUs need them."""
+"""The padded routes round the sides of matrices up to a multiple of this; tensor cores need such sides."""
 
 
 class Route(NamedTuple):
@@ -115,8 +115,8 @@ class _Patches(torch.autograd.Function):
 class _Flipped(torch.autograd.Function):
     """A convolution as a product of columns, whose backward pass to the pictures is one, too.
 
-    The gradient of the pictures is the convolution of the outputs' gradient with the flipped weights, so its patches
-    are gathered instead of scattered.
+    The gradient of the pictures is the convolution of the outputs' gradient with the flipped weights, so its
+    patches are gathered instead of scattered.
     """
 
     @staticmethod
