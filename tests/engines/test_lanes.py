@@ -15,8 +15,7 @@ from fedagrac.algorithms import REGISTRY
 from fedagrac.core.local import Plan
 from fedagrac.data.pictures import Images
 from fedagrac.engines import LanesEngine, SerialEngine, Workload, keep_freed_memory
-from fedagrac.engines.lanes.kernels.patches import Convolution
-from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of, faster_as_products
+from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.engines.lanes.pools import Maxima
 from fedagrac.engines.lanes.waves import draw_wave
 from fedagrac.models import VectorModel
@@ -115,7 +114,7 @@ def test_convolutions_as_products_of_patches_give_the_same(name):
         convolutions = convolutions_of(lambda: workload.call(inputs))
         assert len(convolutions) == 2  # the grouped one stays as it is
         engine = LanesEngine(workload)
-        engine.model.layers = RoutedLayers(convolutions)
+        engine.model.layers = RoutedLayers(dict.fromkeys(convolutions, "patches"))
         return engine
 
     serial, lanes = (
@@ -126,15 +125,6 @@ def test_convolutions_as_products_of_patches_give_the_same(name):
         for engine in ("serial", all_routed)
     )  # fmt: skip
     assert far(lanes, serial) < 1e-10
-
-
-def test_the_faster_way_is_measured():
-    shapes = [
-        Convolution((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (1, 1)),
-        Convolution((2, 4, 8, 8), (4, 4, 1, 1), (1, 1), (0, 0)),
-    ]
-    chosen = faster_as_products(shapes, 3, torch.device("cpu"), torch.float32)
-    assert set(chosen) <= set(shapes)
 
 
 def test_float32_agrees_for_convex_models():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["tf32"]
+__all__ = ["product_precision", "tf32"]
 
 
 @contextlib.contextmanager
@@ -19,3 +19,16 @@ def tf32(allowed: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def product_precision(dtype: torch.dtype) -> str:
+    """Return the name of the precision in which products of this type are computed now.
+
+    Examples:
+        >>> with tf32(True):
+        ...     product_precision(torch.float32), product_precision(torch.float64)
+        ('tf32', 'float64')
+    """
+    if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+        return "tf32"
+    return str(dtype).removeprefix("torch.")

@@ -14,9 +14,10 @@ from torch.func import functional_call, vmap
 
 from fedagrac.core.optimizers import ascent_factors
 from fedagrac.data.trees import leaves, map_leaves, num_samples
-from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of, faster_as_products
+from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.engines.lanes.modes import CannotBatchError
 from fedagrac.engines.lanes.points import per_lane
+from fedagrac.engines.lanes.routes import choose_routes
 from fedagrac.engines.precision import tf32
 from fedagrac.engines.serial import seed_dropout, training
 
@@ -37,10 +38,11 @@ class LaneModel:
 
     Attributes:
         layers: how layers run for many lanes; None for torch's own vmap rules. On a GPU `route` sets them.
+        fused: whether layers consist of operations that a compiler can fuse, for compiled steps.
     """
 
     def __init__(self, workload: Workload, fused: bool) -> None:
-        self.workload = workload
+        self.workload, self.fused = workload, fused
         on_gpu = workload.model.device.type == "cuda"
         self.layers = None if on_gpu else RoutedLayers(side_by_side=True, fused=fused)
         self._losses = vmap(self._loss, randomness="different")
@@ -143,7 +145,7 @@ class LaneModel:
         return self.workload.loss(output, targets), {name: state[name] for name in buffers}
 
     def route(self, lanes: int) -> None:
-        """Choose, once and on a GPU only, which convolutions run as products of patches."""
+        """Choose, once and on a GPU only, the route of every convolution."""
         w = self.workload
         if self.layers is not None or w.model.device.type != "cuda":
             return
@@ -151,7 +153,15 @@ class LaneModel:
         samples = torch.zeros(batch, dtype=torch.int64, device=w.model.device)
         inputs, _ = w.load(samples, generators=w.generators([0], 0))
         convolutions = convolutions_of(lambda: w.call(inputs))
-        self.layers = RoutedLayers(faster_as_products(convolutions, lanes, w.model.device, w.model.dtype))
+        routes = choose_routes(convolutions, lanes, w.model.device, w.model.dtype)
+        self.layers = RoutedLayers(routes, fused=self.fused)
+
+    def uncompile(self) -> bool:
+        """Replace layers for compiled steps by those for others; return whether they are the layers of a GPU."""
+        self.fused = False
+        layers = self.layers or RoutedLayers(side_by_side=self.workload.model.device.type != "cuda")
+        self.layers = RoutedLayers(layers.routes, layers.side_by_side)
+        return not layers.side_by_side
 
     def check(self) -> bool:
         """Return whether two lanes can step together; if not, warn and name the layer that cannot be batched."""
