@@ -306,15 +306,32 @@ class Workload:
     def step_flops(self) -> float:
         """Return the floating-point operations of one local step, forward and backward.
 
-        Torch counts the multiplications and additions of matrix products and convolutions only.
+        Torch counts the multiplications and additions of matrix products and convolutions only. It counts them on
+        its meta device, which computes nothing. There, recurrent layers and attention consist of products; on a
+        CPU they are single operators that torch cannot count. A module that cannot run there is counted on its own
+        device.
         """
-        from torch.utils.flop_counter import FlopCounterMode
-
         samples = int(self.batch_size or self.federation.sizes.mean())
         numbers = torch.arange(samples, device=self.model.device) % num_samples(self.inputs)
-        inputs, targets = self.load(numbers, generators=self.generators([0], 0))
-        with torch.random.fork_rng(), FlopCounterMode(display=False) as counter:
-            self.model.gradient(self.loss(self.call(inputs), targets))
+        batch = self.load(numbers, generators=self.generators([0], 0))
+        try:
+            inputs, targets = (map_leaves(lambda leaf: leaf.to("meta"), part) for part in batch)
+            return self._flops(inputs, targets, "meta")
+        except (NotImplementedError, RuntimeError):
+            return self._flops(*batch, self.model.device)
+
+    def _flops(self, inputs: Any, targets: Any, device: torch.device | str) -> float:
+        """Return the operations of one step on a device, which has the samples."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        module = self.model.module
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        state = {name: tensor.detach().to(device) for name, tensor in tensors.items()}
+        trained = [state[name].requires_grad_() for name in self.model.names]
+        args, options = self.arguments(inputs)
+        with torch.random.fork_rng(), torch.enable_grad(), FlopCounterMode(display=False) as counter:
+            loss = self.loss(torch.func.functional_call(module, state, args, options), targets)
+            torch.autograd.grad(loss, trained, allow_unused=True)
         self.model.buffers.put(None)
         return float(counter.get_total_flops())
 

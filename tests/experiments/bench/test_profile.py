@@ -18,7 +18,6 @@ from fedagrac.experiments.bench import (
     product_rate,
     profile_rounds,
     step_bytes,
-    step_flops,
 )
 from fedagrac.experiments.bench.timing import fleet_of
 from fedagrac.heterogeneity import Constant
@@ -27,7 +26,7 @@ SMALL = replace(CASES["lr-a9a"], clients=4, samples=40, steps=Constant(3))
 
 
 def flops(case):
-    return step_flops(case.model(), fleet_of(case, "serial", Bench("cpu")).workload)
+    return fleet_of(case, "serial", Bench("cpu")).workload.step_flops()
 
 
 def test_the_operations_of_logistic_regression():

@@ -10,7 +10,7 @@ for the engines and for the loop.
 """
 
 from fedagrac.experiments.bench.cases import CASES, SWEEPS, Case
-from fedagrac.experiments.bench.floor import Floor, copy_rate, product_rate, step_bytes, step_flops
+from fedagrac.experiments.bench.floor import Floor, copy_rate, product_rate, step_bytes
 from fedagrac.experiments.bench.profile import KINDS, kind_of, profile_rounds
 from fedagrac.experiments.bench.timing import Bench, cases_for, compare, engines_for, machine, planned, sweep
 
@@ -31,6 +31,5 @@ __all__ = [
     "product_rate",
     "profile_rounds",
     "step_bytes",
-    "step_flops",
     "sweep",
 ]

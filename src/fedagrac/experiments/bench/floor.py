@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedagrac.data.trees import map_leaves, num_samples
-
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
-    from fedagrac.engines import Workload
-
-__all__ = ["Floor", "copy_rate", "product_rate", "step_bytes", "step_flops"]
+__all__ = ["Floor", "copy_rate", "product_rate", "step_bytes"]
 
 PASSES = 6
 """How often a step moves the model: forward and backward read it, backward writes the gradient, the update reads
@@ -61,33 +57,6 @@ class Floor:
     def us(self) -> float:
         """The larger of the two: arithmetic and traffic may overlap."""
         return max(self.arithmetic_us, self.memory_us)
-
-
-def step_flops(module: nn.Module, workload: Workload) -> float:
-    """Return the operations of matrix products and convolutions in one local step, forward and backward.
-
-    They are counted on torch's meta device, which computes nothing. There, recurrent layers and attention consist
-    of products that torch can count; on a CPU they are single operators that it cannot. A module that does not run
-    there is counted on its own device.
-
-    Args:
-        module: a copy of the workload's module, which moves to the meta device.
-        workload: the problem, with the batch size and the loss.
-    """
-    from torch.utils.flop_counter import FlopCounterMode
-
-    samples = torch.arange(int(workload.batch_size or 1), device=workload.model.device)
-    batch = workload.load(samples % num_samples(workload.inputs))
-    try:
-        inputs, targets = (map_leaves(lambda leaf: leaf.to("meta"), part) for part in batch)
-        arguments, options = workload.arguments(inputs)
-        module = module.to("meta").train()
-        with FlopCounterMode(display=False) as counter:
-            loss = workload.loss(module(*arguments, **options), targets)
-            torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
-        return float(counter.get_total_flops())
-    except (NotImplementedError, RuntimeError):
-        return workload.step_flops()
 
 
 def step_bytes(parameters: int, itemsize: int = 4, corrected: bool = True) -> int:

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from fedagrac.core.layout import Layout
 from fedagrac.engines import restored_threads, use_threads
 from fedagrac.experiments.bench.cases import Case
-from fedagrac.experiments.bench.floor import Floor, copy_rate, product_rate, step_bytes, step_flops
+from fedagrac.experiments.bench.floor import Floor, copy_rate, product_rate, step_bytes
 from fedagrac.experiments.bench.timing import Bench, fleet_of, keep_memory, run_threads, taken, wait
 
 __all__ = ["HOST", "KINDS", "Entry", "kind_of", "profile_rounds"]
@@ -108,7 +108,7 @@ def profile_rounds(name: str, case: Case, engine: str, bench: Bench) -> dict[str
             entries = _entries(round_, steps, us, fleet.model.layout, timed.lanes(), bench.device)
             dtype = torch.bfloat16 if bench.precision == "bf16" else fleet.model.dtype
             floor = Floor(
-                flops=step_flops(case.model(), fleet.workload),
+                flops=fleet.workload.step_flops(),
                 flops_per_s=product_rate(bench.device, dtype),
                 bytes=step_bytes(fleet.model.size, fleet.model.dtype.itemsize, corrected=round_()),
                 bytes_per_s=copy_rate(bench.device),
