@@ -22,7 +22,7 @@ def main():
         workload = Workload.of(VectorModel(case.model(), "cuda"), fed, None, batch, "replacement", 0.0, 0)
         engine = LanesEngine(workload)
         engine.model.route(lanes)
-        print(name, "as products:", [(c.inputs[1:], c.weight) for c in engine.model.layers.products])
+        print(name, "routes:", [(c.inputs[1:], c.weight, r) for c, r in engine.model.layers.routes.items()])
         X = [b.contiguous() for b in workload.model.row_views(workload.model.initial().repeat(lanes, 1)).values()]
         samples = torch.randint(0, 1000, (lanes, batch), device="cuda")
         shifts = torch.randint(0, 2, (lanes, batch, 3), device="cuda") if images.padding else None
