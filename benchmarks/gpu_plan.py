@@ -141,7 +141,7 @@ def all_routes(case, precision):
 
     lanes = case.cohort or case.clients
     fg.simulate(
-        case.model(), case.federation(), case.algorithm(lr=0.0), rounds=1, steps=fg.Constant(1),
+        case.model(), case.federation(), case.algorithm(lr=case.lr), rounds=1, steps=fg.Constant(1),
         batch_size=case.batch, participation=case.cohort, engine=make, device=DEVICE, precision=precision,
     )  # fmt: skip
     for c, to_pictures in found.items():
@@ -273,7 +273,7 @@ def measure(model, what, precision, tiny):
     elif what == "routes":
         yield from all_routes(case, precision)
     elif what == "forced routes":
-        for name in ROUTES:
+        for name in dict.fromkeys(name for times in on_disk().values() for name in times) or ROUTES:
             CANDIDATES["forced"] = forced(name, on_disk())
             try:
                 yield {"route": name, **engine_times(case, "forced", DEVICE, precision, 2.0)}

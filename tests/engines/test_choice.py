@@ -1,6 +1,7 @@
 """Which engine a run takes, and why."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,6 +114,20 @@ def test_the_fastest_for_the_whole_run_is_taken(timed, us, client_steps, expecte
 )
 def test_what_was_asked_for_is_kept(engine, compile, possible):
     assert choice.candidates(workload(), engine, compile) == possible
+
+
+@pytest.mark.parametrize(
+    ("engine", "compile", "possible"),
+    [
+        ("auto", "auto", ["serial", "lanes"]),
+        ("lanes", "auto", ["lanes"]),
+        ("lanes", True, ["compiled lanes"]),
+        ("auto", True, ["compiled lanes"]),
+    ],
+)
+def test_a_gpu_compiles_only_if_asked(engine, compile, possible):
+    on_gpu = SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda")))
+    assert choice.candidates(on_gpu, engine, compile) == possible
 
 
 def test_serial_is_never_compiled():

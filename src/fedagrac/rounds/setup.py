@@ -54,8 +54,8 @@ class Setup:
         engine: "serial" runs one client after another, "lanes" many at once. "auto" takes the faster one: by a
             rule in a short run, by a measurement that is kept on disk in a longer one. A function that makes an
             engine is accepted, too.
-        compile: whether steps on a CPU are compiled to machine code; "auto" compiles if the run is long enough to
-            repay it.
+        compile: whether steps are compiled to machine code; "auto" compiles on a CPU if the run is long enough to
+            repay it. On a GPU steps are recorded anyway, and compiled before only if this is True.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         dtype: torch.float32 or torch.float64; None for the model's.
         precision: "tf32" allows reduced-precision matrix products on GPUs.
