@@ -17,7 +17,7 @@ import torch
 import fedagrac as fg
 from fedagrac.core.local import Plan
 from fedagrac.engines import LanesEngine, Workload
-from fedagrac.engines.precision import tf32
+from fedagrac.engines.precision import products
 from fedagrac.models import VectorModel
 from module_kinds import BATCH, KINDS, LR, ROUNDS, make
 
@@ -76,7 +76,7 @@ def speed(title, lanes=20, steps=60):
     model = VectorModel(fg.models.build(name, **({"norm": norm} if norm else {})), "cuda")
     workload = Workload.of(model, fed, None, batch, "replacement", 0.0, 0)
     x, clients = model.initial(), np.arange(lanes)
-    with tf32(True):
+    with products("tf32"):
         engine = LanesEngine(workload)
         moving = model.buffers.given(model.dtype).expand(lanes, -1) if model.buffers.names else None
         plan = Plan(

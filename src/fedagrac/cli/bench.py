@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-    Precision = Literal["float32", "tf32"]
+    from fedagrac.engines.precision import Precision
 
 __all__ = ["bench"]
 
@@ -39,7 +39,7 @@ def bench(
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[
-        str, typer.Option("--precision", metavar="NAME", help="float32, or tf32 on a GPU.")
+        str, typer.Option("--precision", metavar="NAME", help="float32, bf16, or tf32 on a GPU.")
     ] = "float32",
     budget: Annotated[
         float, typer.Option("--budget", metavar="SECONDS", help="Time for each row, without start-up.")
@@ -60,11 +60,12 @@ def bench(
       fedagrac bench --parts engines,clients,spread,size --out bench
     """
     chosen = [one_of("--parts", name, PARTS) for name in parts.split(",") if name]
-    checked = cast("Precision", one_of("--precision", precision, ["float32", "tf32"]))
     positive("--budget", budget)
     from fedagrac.engines.choice import CANDIDATES
+    from fedagrac.engines.precision import PRECISIONS
     from fedagrac.experiments.bench import CASES, engines_for, machine
 
+    checked = cast("Precision", one_of("--precision", precision, PRECISIONS))
     computing.start()
     where = _device(device)
     names = [

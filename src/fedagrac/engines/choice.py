@@ -220,6 +220,7 @@ class Measurements:
             "lanes": self.lanes,
             "batch": sorted({int(size) for size in w.batch_sizes(self.clients)})[-5:],
             "dtype": str(w.model.dtype),
+            "precision": w.precision,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,

@@ -18,7 +18,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,12 +38,12 @@ from fedagrac.rounds.api import simulate
 
 if TYPE_CHECKING:
     from fedagrac.algorithms import Algorithm
+    from fedagrac.engines.precision import Precision
     from fedagrac.rounds.loop import Run
     from fedagrac.rounds.record import RoundRecord
 
 __all__ = ["CASES", "SWEEPS", "Case", "compare", "engines_for", "sweep"]
 
-Precision = Literal["float32", "tf32"]
 
 CIFAR = Images((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), padding=4)
 GREY = Images((0.5,), (0.25,))
