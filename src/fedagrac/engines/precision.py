@@ -3,8 +3,8 @@
 With "bf16" the module computes as under torch's autocast: matrix products and convolutions take numbers rounded to
 bfloat16, add in float32 and round their results; normalisations, softmax and other sums are float32. Parameters,
 gradients, losses and everything that algorithms compute stay float32. Torch's vmap takes some functions apart
-before autocast sees them, and its lists differ between CPUs and GPUs. Therefore a mode casts the arguments of those
-functions first, so that one rule holds for every engine and device.
+before autocast sees them, and the lists of autocast differ between CPUs and GPUs. Therefore a mode casts the
+arguments of those functions first, so that one rule holds for every engine and device.
 """
 
 from __future__ import annotations
@@ -134,7 +134,11 @@ class _Bf16(TorchFunctionMode):
     _rounded, _exact = _functions(_ROUNDED), _functions(_EXACT)
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func in self._rounded or func in self._exact:
@@ -155,11 +159,12 @@ def _cast(leaf: Any, known: torch.dtype, wanted: torch.dtype) -> Any:
 @contextlib.contextmanager
 def _without_onednn() -> Iterator[None]:
     """Run a recurrent layer without oneDNN, whose LSTM keeps its state in bf16, and only on some CPUs."""
-    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
+    onednn: Any = torch.backends.mkldnn
+    before, onednn.enabled = onednn.enabled, False
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        onednn.enabled = before
 
 
 @contextlib.contextmanager

@@ -59,8 +59,8 @@ class Setup:
             repay it.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         dtype: torch.float32 or torch.float64; None for the model's.
-        precision: "tf32" allows reduced-precision matrix products on GPUs. "bf16" computes the module's forward and
-            backward passes in bfloat16, in training and in evaluation; models, losses and updates stay float32.
+        precision: "tf32" allows reduced-precision matrix products on GPUs. "bf16" rounds the numbers that the
+            module multiplies to bfloat16, in training and evaluation; models, losses and updates stay float32.
         eval_every: the number of rounds between evaluations. The last round is evaluated, too, unless a callback
             ended the run.
         metrics: other measures of the test data: {name: (output, target) -> scalar}.

@@ -240,7 +240,8 @@ class LaneModel:
             rows = w.model.row_views(w.model.initial().repeat(2, 1)) | self.given_buffers(2)
             call = functools.partial(functional_call, w.model.module)
             two = map_leaves(lambda leaf: torch.stack([leaf, leaf]), inputs)
-            vmap(lambda p, X: leaves(w.computed(lambda: call(p, *w.arguments(X)))), randomness="different")(rows, two)
+            one = lambda p, X: leaves(w.computed(lambda: call(p, *w.arguments(X))))  # noqa: E731
+            vmap(one, randomness="different")(rows, two)
         for hook in hooks:
             hook.remove()
         unfinished = [title for title in entered if title not in left]
