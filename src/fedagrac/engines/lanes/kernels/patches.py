@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
@@ -84,18 +85,19 @@ def pictures_of(columns: Tensor, c: Convolution) -> Tensor:
     lanes, (n, channels, height, width) = len(columns), c.inputs
     (high, wide), (rows, places) = c.weight[2:], c.places
     kernel = _kernels() if columns.is_cuda else None
+    fine = torch.promote_types(columns.dtype, torch.float32)  # sums of bf16 numbers are rounded once
     if kernel is not None:
-        out = columns.new_empty((lanes, channels, n, height, width)).transpose(1, 2)
+        out = columns.new_empty((lanes, channels, n, height, width), dtype=fine).transpose(1, 2)
         _launch(kernel.pictures, columns.contiguous(), out, c)
-        return out
+        return out.to(columns.dtype)
     (down, right), (by, across) = c.padding, c.stride
-    framed = columns.new_zeros((lanes, channels, n, height + 2 * down, width + 2 * right))
+    framed = columns.new_zeros((lanes, channels, n, height + 2 * down, width + 2 * right), dtype=fine)
     pieces = columns.reshape(lanes, channels, high, wide, n, rows, places)
     for a in range(high):
         for b in range(wide):
             part = framed[..., a : a + by * (rows - 1) + 1 : by, b : b + across * (places - 1) + 1 : across]
             part += pieces[:, :, a, b]
-    return framed[..., down : down + height, right : right + width].transpose(1, 2)
+    return framed[..., down : down + height, right : right + width].transpose(1, 2).to(columns.dtype)
 
 
 def _launch(kernel: Any, columns: Tensor, pictures: Tensor, c: Convolution) -> None:
