@@ -20,8 +20,9 @@ from fedagrac.core.streams import first_weights
 from fedagrac.engines import keep_freed_memory
 from fedagrac.paper.intervals import Interval
 
+PIXELS = {"features": 784, "classes": 10}
 CASES = {  # data, clients, partition, model, steps, batch, lr, rounds, target
-    "logistic": ("fashion-mnist", 10, fg.Dirichlet(0.3), {"features": 784, "classes": 10}, 10, 25, 0.005, 60, 0.75),
+    "logistic": ("fashion-mnist", 10, fg.Dirichlet(0.3), PIXELS, 10, 25, 0.005, 60, 0.75),
     "cnn": ("fashion-mnist", 10, fg.Dirichlet(0.3), {}, fg.Gaussian(20, 100), 25, 0.03, 15, 0.60),
     "alexnet": ("cifar10", 20, fg.Shards(5), {}, fg.Gaussian(500, 10_000), 25, 0.03, 110, 0.70),
 }
@@ -40,7 +41,7 @@ class Budget(fg.Callback):
 
 
 def one(case, seed, precision, chosen, until):
-    """Run FedaGrac once, to the target if there is one on a GPU; return the line of the run."""
+    """Run FedaGrac once, AlexNet to its target; return the line of the run."""
     data, clients, partition, sizes, steps, batch, lr, rounds, target = CASES[case]
     fed = fg.Federation.load(data, clients=clients, partition=partition, seed=seed, data_dir=chosen.data_dir)
     with first_weights(seed):
