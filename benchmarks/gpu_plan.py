@@ -34,7 +34,7 @@ from fedagrac.engines.lanes.convolutions import ROUTES, routes_for
 from fedagrac.engines.lanes.kernels.patches import Convolution
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.engines.lanes.routes import measured_routes, route_seconds
-from fedagrac.engines.precision import tf32
+from fedagrac.engines.precision import product_dtype, products
 from fedagrac.engines.serial import training
 from fedagrac.experiments.bench import CASES, Case, engine_times
 
@@ -139,17 +139,15 @@ def all_routes(case, precision):
         found.update(convolutions(engine))
         return engine
 
-    lanes = case.cohort or case.clients
+    lanes, dtype = case.cohort or case.clients, product_dtype(precision, torch.float32)
     fg.simulate(
         case.model(), case.federation(), case.algorithm(lr=case.lr), rounds=1, steps=fg.Constant(1),
         batch_size=case.batch, participation=case.cohort, engine=make, device=DEVICE, precision=precision,
     )  # fmt: skip
     for c, to_pictures in found.items():
-        with tf32(precision == "tf32"):
+        with products(precision):
             times = {
-                name: round(
-                    route_seconds(c, name, to_pictures, lanes, torch.device(DEVICE), torch.float32) * 1e6, 1
-                )
+                name: round(route_seconds(c, name, to_pictures, lanes, torch.device(DEVICE), dtype) * 1e6, 1)
                 for name in routes_for(c)
             }
         yield {"convolution": [*map(list, c)], "to_pictures": to_pictures, "us": times}
@@ -218,7 +216,7 @@ def check():
         x = torch.randint(-3, 4, (4, *c.inputs), device=DEVICE).float().requires_grad_()
         w = torch.randint(-3, 4, (4, *c.weight), device=DEVICE).float().requires_grad_()
         outputs = {}
-        with tf32(False):
+        with products("float32"):
             for name in routes_for(c):
                 y = ROUTES[name].run(x, w, c)
                 gradients = torch.autograd.grad(y, (x, w), torch.ones_like(y))

@@ -16,7 +16,7 @@ from fedagrac.engines.lanes.convolutions import ROUTES, routes_for
 from fedagrac.engines.lanes.kernels.patches import Convolution, columns_of, rows_of
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.engines.lanes.routes import MEASURED, choose_routes, measured_routes, route_seconds
-from fedagrac.engines.precision import tf32
+from fedagrac.engines.precision import products
 from fedagrac.models import VectorModel
 
 LANES = 3
@@ -142,7 +142,7 @@ def test_what_names_a_measurement(tmp_path):
     assert timed()
     assert not timed()
     assert [timed(to_pictures=False), timed(lanes=19), timed(dtype=torch.float64)] == [True] * 3
-    with tf32(not torch.backends.cuda.matmul.allow_tf32):
+    with products("float32" if torch.backends.cuda.matmul.allow_tf32 else "tf32"):
         assert timed()
     assert len(measured_routes(tmp_path)) == 5
 

@@ -43,7 +43,7 @@ def bench(
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[
-        str, typer.Option("--precision", metavar="NAME", help="As in experiments: float32, or tf32 on a GPU.")
+        str, typer.Option("--precision", metavar="NAME", help="float32, bf16, or tf32 on a GPU.")
     ] = "float32",
     budget: Annotated[
         float, typer.Option("--budget", metavar="SECONDS", help="Time for each row, without start-up.")

@@ -22,7 +22,9 @@ from fedagrac.data.batches import Sampling, batch_lengths, batch_positions
 from fedagrac.data.disk import DiskArray
 from fedagrac.data.pictures import crop_and_flip, draw_shifts
 from fedagrac.data.trees import leaves, map_leaves, num_samples
+from fedagrac.engines.precision import Precision, product_dtype, rounded
 from fedagrac.engines.trial import try_step
+from fedagrac.errors import InputError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -85,6 +87,7 @@ class Workload:
         floats: the places among the inputs of integers that the module takes only as floating-point numbers.
         steps_before: the steps of each client before a round, [M], after which "cyclic" sampling continues; None
             if every round begins with a new pass.
+        precision: the precision of the module's products; models, losses and gradients have the model's type.
         drawn: batches that were drawn ahead, by client, steps and round; `draw` takes them out.
     """
 
@@ -101,6 +104,7 @@ class Workload:
     numbers: npt.NDArray[np.int64] | None = None
     floats: frozenset[int] = frozenset()
     steps_before: Callable[[int], npt.NDArray[np.int64]] | None = None
+    precision: Precision = "float32"
     drawn: dict[tuple[int, int, int], Batches] = field(init=False, repr=False, default_factory=dict)
 
     @classmethod
@@ -114,8 +118,12 @@ class Workload:
         weight_decay: float,
         seed: int,
         numbers: npt.NDArray[np.int64] | None = None,
+        precision: Precision = "float32",
     ) -> Workload:
         """Put the data on the device, try one step on a few samples, and return the workload."""
+        if precision == "bf16" and model.dtype != torch.float32:
+            accepted = f'"float32", or a model of torch.float32: this one is of {model.dtype}'
+            raise InputError("precision", precision, accepted)
 
         def place(tree: Any) -> Any:
             return map_leaves(lambda leaf: leaf if on_disk(leaf) else _placed(leaf, model), tree)
@@ -132,6 +140,7 @@ class Workload:
             weight_decay=weight_decay,
             seed=seed,
             numbers=numbers,
+            precision=precision,
         )
         return dataclasses.replace(workload, floats=try_step(workload, default_loss=loss is None))
 
@@ -293,9 +302,18 @@ class Workload:
         return (tuple(inputs), {}) if self.spread == "positional" else ((inputs,), {})
 
     def call(self, inputs: Any) -> Any:
-        """Return the module's output."""
+        """Return the module's output, computed in the precision of the run."""
         args, options = self.arguments(inputs)
-        return self.model.module(*args, **options)
+        return self.computed(lambda: self.model.module(*args, **options))
+
+    def computed(self, forward: Callable[[], Any]) -> Any:
+        """Return what a forward pass returns in the precision of the run; numbers have the model's type."""
+        return rounded(forward, self.precision, self.model.device)
+
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """The type of the numbers that the module multiplies."""
+        return product_dtype(self.precision, self.model.dtype)
 
     @property
     def small(self) -> bool:

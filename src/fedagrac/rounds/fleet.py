@@ -34,7 +34,7 @@ from fedagrac.engines import (
     restored_threads,
     use_threads,
 )
-from fedagrac.engines.precision import tf32
+from fedagrac.engines.precision import products
 from fedagrac.heterogeneity import Clock, Devices, Epochs
 from fedagrac.heterogeneity.steps import checked_counts
 from fedagrac.models.vector import VectorModel
@@ -292,7 +292,7 @@ class Simulated:
                 those of the checkpoint, because the rounding of sums depends on them.
         """
         record = None if before is None else before.engine
-        with tf32(self.setup.precision == "tf32"), restored_threads():
+        with products(self.setup.precision), restored_threads():
             asked = (together, record, torch.get_num_threads())
             if asked not in self._engines:
                 self._engines[asked] = self._choose(together, record)
@@ -535,6 +535,7 @@ class Simulated:
             "engine_compiled": record.compiled,
             "engine_width": 1 if record.name == "serial" else record.width,
             "engine_reason": self.engine_reason,
+            "precision": self.setup.precision,
             "processes": self.ranks.size,
         }
 

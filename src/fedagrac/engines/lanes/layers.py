@@ -129,15 +129,16 @@ def _dropout(
     """
     if not training or p in (0.0, 1.0):
         return functional.dropout(inputs, p, training)
+    fine = torch.promote_types(inputs.dtype, torch.float32)  # bf16 would round p and 1 / (1 - p) to 8 bits
     if not fused:
-        return torch.where(torch.rand_like(inputs) >= p, inputs / (1 - p), 0.0)
+        return torch.where(torch.rand_like(inputs, dtype=fine) >= p, inputs / (1 - p), 0.0)
     seeds = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=inputs.device)
     kept = _scrambled(inputs.numel(), seeds) >= round(p * 2**32) - 2**31
     if not stored:
         return torch.where(kept.reshape(inputs.shape), inputs / (1 - p), 0.0)
-    factor = torch.where(kept, torch.tensor(1 / (1 - p), dtype=inputs.dtype, device=inputs.device), 0.0)
+    factor = torch.where(kept, torch.tensor(1 / (1 - p), dtype=fine, device=inputs.device), 0.0)
     factor = factor.as_strided(factor.shape, factor.stride())  # in memory: not computed again at every read
-    return inputs * factor.reshape(inputs.shape)
+    return (inputs * factor.reshape(inputs.shape)).to(inputs.dtype)
 
 
 def _scrambled(count: int, seeds: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import warnings
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.engines.lanes.modes import CannotBatchError
 from fedagrac.engines.lanes.points import per_lane
 from fedagrac.engines.lanes.routes import choose_routes
-from fedagrac.engines.precision import tf32
+from fedagrac.engines.precision import Precision, products
 from fedagrac.engines.serial import seed_dropout, training
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ class LaneModel:
         """Return one lane's loss as a function of its parameters, and its buffers afterwards."""
         args, options = self.workload.arguments(inputs)
         state = parameters | buffers  # where the module replaces a buffer, torch replaces it here, too
-        output = functional_call(self.workload.model.module, state, args, options)
+        module = self.workload.model.module
+        output = self.workload.computed(lambda: functional_call(module, state, args, options))
         return self.workload.loss(output, targets), {name: state[name] for name in buffers}
 
     def route(self, lanes: int) -> None:
@@ -153,7 +155,7 @@ class LaneModel:
         samples = torch.zeros(batch, dtype=torch.int64, device=w.model.device)
         inputs, _ = w.load(samples, generators=w.generators([0], 0))
         convolutions = convolutions_of(lambda: w.call(inputs))
-        routes = choose_routes(convolutions, lanes, w.model.device, w.model.dtype)
+        routes = choose_routes(convolutions, lanes, w.model.device, w.product_dtype)
         self.layers = RoutedLayers(routes, fused=self.fused)
 
     def uncompile(self) -> bool:
@@ -173,16 +175,15 @@ class LaneModel:
         for layers in (RoutedLayers() if on_gpu else self.layers, None):  # ours, then torch's vmap rules
             self.layers = layers
             try:
-                with training(w), tf32(False):
-                    gradients = self.gradient(X, samples, None, generators=w.generators([0, 0], 0))[1]
+                gradients = self._gradients_in("float32", X, samples)
+                if w.precision == "bf16":
+                    self._gradients_in("bf16", X, samples)  # not compared: rounding differs
             except Exception as error:
                 failure = failure or error  # of our layers: without them torch may stop at an earlier layer
                 if isinstance(error, CannotBatchError):
                     break
             else:
-                with tf32(False):
-                    agrees = self._agrees(X[0], samples, gradients)
-                if not agrees:
+                if not self._agrees(X[0], samples, gradients):
                     reason = "a vmap rule of torch gives another gradient than the module itself"
                     warnings.warn(f"clients run one after another: {reason}", stacklevel=4)
                     return False
@@ -193,6 +194,16 @@ class LaneModel:
         layer = self._failing_layer(samples[0])
         warnings.warn(f"lanes cannot batch {layer}, so clients run one after another: {reason}", stacklevel=4)
         return False
+
+    def _gradients_in(self, precision: Precision, X: Tensor, samples: Tensor) -> Tensor:
+        """Return each lane's gradient, [m, d], with products of this precision."""
+        w = self.workload
+        self.workload = dataclasses.replace(w, precision=precision)
+        try:
+            with training(w), products(precision):
+                return self.gradient(X, samples, None, generators=w.generators([0, 0], 0))[1]
+        finally:
+            self.workload = w
 
     def _agrees(self, x: Tensor, samples: Tensor, gradients: Tensor) -> bool:
         """Return whether the lanes' gradients are those of the module itself.
@@ -215,10 +226,10 @@ class LaneModel:
 
     def _alone(self, x: Tensor, samples: Tensor, seed: int) -> Tensor:
         """Return the gradient at x over some samples, without vmap; the seed is that of dropout."""
-        w = self.workload
+        w = dataclasses.replace(self.workload, precision="float32")
         w.model.bind(x.clone())
         w.model.buffers.put(None)
-        with training(w), torch.enable_grad():
+        with training(w), torch.enable_grad(), products("float32"):
             seed_dropout(w, 0, seed)
             inputs, targets = w.load(samples, generators=w.generators([0], 0))
             gradient = w.model.gradient(w.loss(w.call(inputs), targets))
@@ -239,7 +250,8 @@ class LaneModel:
             rows = w.model.row_views(w.model.initial().repeat(2, 1)) | self.given_buffers(2)
             call = functools.partial(functional_call, w.model.module)
             two = map_leaves(lambda leaf: torch.stack([leaf, leaf]), inputs)
-            vmap(lambda p, X: leaves(call(p, *w.arguments(X))), randomness="different")(rows, two)
+            one = lambda p, X: leaves(w.computed(lambda: call(p, *w.arguments(X))))  # noqa: E731
+            vmap(one, randomness="different")(rows, two)
         for hook in hooks:
             hook.remove()
         unfinished = [title for title in entered if title not in left]

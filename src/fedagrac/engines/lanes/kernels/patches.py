@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.library import custom_op
 from torch.nn import functional
@@ -142,9 +143,9 @@ def pictures_of(columns: Tensor, c: Convolution) -> Tensor:
         return opaque
     kernel = _kernels() if columns.is_cuda else None
     if kernel is not None:
-        out = _new_pictures(columns, c)
+        out = _new_pictures(columns, c, _fine(columns))
         _launch(kernel.pictures, columns.contiguous(), out, c)
-        return out
+        return out.to(columns.dtype)
     n, channels = c.inputs[:2]
     pieces = columns[:, : c.patch, : c.outputs].reshape(len(columns), channels, *c.weight[2:], n, *c.places)
     return _summed(pieces.permute(2, 3, 0, 1, 4, 5, 6), c).transpose(1, 2)
@@ -167,9 +168,9 @@ def pictures_of_rows(rows: Tensor, c: Convolution) -> Tensor:
         return opaque
     kernel = _kernels() if rows.is_cuda else None
     if kernel is not None:
-        out = _new_pictures_of_rows(rows, c)
+        out = _new_pictures_of_rows(rows, c, _fine(rows))
         _launch(kernel.pictures_of_rows, rows.contiguous(), out, c)
-        return out
+        return out.to(rows.dtype)
     n, channels = c.inputs[:2]
     pieces = rows[:, : c.outputs, : c.patch].reshape(len(rows), n, *c.places, *c.weight[2:], channels)
     summed = _summed(pieces.permute(4, 5, 0, 1, 6, 2, 3), c)
@@ -193,22 +194,27 @@ def _summed(pieces: Tensor, c: Convolution) -> Tensor:
     """Return the sums of pieces [high, wide, a, b, c, R, Q], each at its place of pictures [a, b, c, H, W]."""
     (height, width), (rows, places) = c.inputs[2:], c.places
     (down, right), (by, across) = c.padding, c.stride
-    framed = pieces.new_zeros((*pieces.shape[2:5], height + 2 * down, width + 2 * right))
+    framed = pieces.new_zeros((*pieces.shape[2:5], height + 2 * down, width + 2 * right), dtype=_fine(pieces))
     for a in range(c.weight[2]):
         for b in range(c.weight[3]):
             part = framed[..., a : a + by * (rows - 1) + 1 : by, b : b + across * (places - 1) + 1 : across]
             part += pieces[a, b]
-    return framed[..., down : down + height, right : right + width]
+    return framed[..., down : down + height, right : right + width].to(pieces.dtype)
 
 
-def _new_pictures(columns: Tensor, c: Convolution) -> Tensor:
+def _fine(numbers: Tensor) -> torch.dtype:
+    """Return the type in which numbers are summed: those of bf16 are summed in float32 and rounded once."""
+    return torch.promote_types(numbers.dtype, torch.float32)
+
+
+def _new_pictures(columns: Tensor, c: Convolution, dtype: torch.dtype | None = None) -> Tensor:
     n, channels, height, width = c.inputs
-    return columns.new_empty((len(columns), channels, n, height, width)).transpose(1, 2)
+    return columns.new_empty((len(columns), channels, n, height, width), dtype=dtype).transpose(1, 2)
 
 
-def _new_pictures_of_rows(rows: Tensor, c: Convolution) -> Tensor:
+def _new_pictures_of_rows(rows: Tensor, c: Convolution, dtype: torch.dtype | None = None) -> Tensor:
     n, channels, height, width = c.inputs
-    return rows.new_empty((len(rows), n, height, width, channels)).permute(0, 1, 4, 2, 3)
+    return rows.new_empty((len(rows), n, height, width, channels), dtype=dtype).permute(0, 1, 4, 2, 3)
 
 
 def _launch(kernel: Any, matrices: Tensor, pictures: Tensor, c: Convolution) -> None:
