@@ -29,6 +29,25 @@ from fedagrac.models import VectorModel
             "serial",
         ),
         (lambda: nn.Sequential(nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, 10)), 6, 20, None, "serial"),
+        # 80,000 parameters: arithmetic outweighs the calls that four lanes share, not those of 20
+        (lambda: nn.Sequential(nn.Linear(64, 1000), nn.ReLU(), nn.Linear(1000, 10)), 4, 20, None, "serial"),
+        (lambda: nn.Sequential(nn.Linear(64, 1000), nn.ReLU(), nn.Linear(1000, 10)), 20, 20, None, "lanes"),
+        # few parameters, each used at 64 places: arithmetic outweighs the calls
+        (
+            lambda: nn.Sequential(
+                nn.Unflatten(1, (64, 1)),
+                nn.Linear(1, 200),
+                nn.ReLU(),
+                nn.Linear(200, 200),
+                nn.Flatten(),
+                nn.AvgPool1d(1280),
+                nn.Linear(10, 10),
+            ),
+            20,
+            20,
+            None,
+            "serial",
+        ),
     ],
 )
 def test_auto_takes_the_engine_that_the_measurements_favour(model, clients, batch_size, participation, expected):
@@ -88,6 +107,7 @@ ALL = ["serial", "lanes", "compiled lanes", "compiled client"]
         ((100, 10, 1, 50), 1e8, "compiled lanes"),
         ((2000, 9000, 9000, 1000), 1e6, "compiled client"),
         ((2000, 1000, 1900, 1900), 1e6, "lanes"),
+        ((100, 90, 1000, 1), 1e8, "compiled client"),  # so close that both are tried
     ],
 )
 def test_the_fastest_for_the_whole_run_is_taken(timed, us, client_steps, expected):
@@ -96,7 +116,35 @@ def test_the_fastest_for_the_whole_run_is_taken(timed, us, client_steps, expecte
     engine, why = choose_engine(workload(), "auto", "auto", 6, client_steps)
     assert engine.kind == expected
     assert why.startswith("by rule" if client_steps < choice.MEASURE_FROM else "by measurement")
-    assert ("compiled lanes" in measured) == (min(us[:2]) * client_steps / 1e6 > choice.COMPILE_FROM)
+    long_run = min(us[:2]) * client_steps / 1e6 > choice.COMPILE_FROM
+    assert {"compiled lanes", "compiled client"}.isdisjoint(measured) != long_run
+
+
+def test_only_the_faster_way_is_tried_compiled_where_the_other_is_far_behind(timed):
+    times, measured = timed
+    times.update(zip(ALL, (2000, 9000, 1, 1000), strict=True))
+    assert choose_engine(workload(), "auto", "auto", 6, 1e6)[0].kind == "compiled client"
+    assert "compiled lanes" not in measured
+
+
+def convolutions(depth):
+    layers = [layer for _ in range(depth) for layer in (nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())]
+    return nn.Sequential(nn.Unflatten(1, (4, 4, 4)), *layers, nn.Flatten(), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize(("depth", "seconds", "tried"), [(2, 250.0, False), (2, 400.0, True), (60, 400.0, False)])
+def test_a_run_does_not_wait_long_for_steps_that_may_not_be_faster(timed, depth, seconds, tried):
+    """Compiling takes 20 s and 0.15 s for each operation; at most a tenth of the run is spent on a trial."""
+    times, measured = timed
+    times.update(zip(ALL, (1000, 9000, 1, 1), strict=True))
+    choose_engine(workload(convolutions(depth)), "auto", "auto", 6, seconds * 1000)
+    assert ("compiled client" in measured) == tried
+
+
+def test_the_time_to_compile_grows_with_the_operations_of_a_step():
+    shallow, deep = (choice.compile_seconds(workload(convolutions(depth))) for depth in (2, 60))
+    assert 20 < shallow < 40 < deep
+    assert choice.compile_seconds(workload()) < 40  # five steps of a small model
 
 
 @pytest.mark.parametrize(

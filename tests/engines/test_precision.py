@@ -15,8 +15,10 @@ from fedagrac.callbacks import Checkpoints
 from fedagrac.core.local import Plan
 from fedagrac.engines import LanesEngine, SerialEngine, Workload
 from fedagrac.engines.choice import Measurements
+from fedagrac.engines.lanes.convolutions import routes_for
 from fedagrac.engines.lanes.kernels.recurrence import lstm
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
+from fedagrac.engines.lanes.routes import MEASURED
 from fedagrac.models import VectorModel
 from fedagrac.storage.checkpoints import read_checkpoint
 
@@ -135,16 +137,16 @@ def plain_gradient(module, x, y):
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
 
 
-@pytest.mark.parametrize("route", ["serial", "lanes", "products"])
+@pytest.mark.parametrize("route", ["serial", "lanes", *(name for name in MEASURED if name != "pointwise")])
 def test_a_convolutional_network_has_the_gradient_of_a_loop_that_rounds_by_hand(route):
-    """As on a GPU, "products" multiplies patches instead of calling convolutions."""
+    """The last ones are the routes of convolutions on a GPU."""
     clients, module = drawn(2, (2, 8, 8)), convolutional()
     w = workload(module, clients)
     engine = ENGINES["serial" if route == "serial" else "lanes"](w)
-    if route == "products":
-        layers = RoutedLayers(convolutions_of(lambda: w.call(w.inputs[:8])))
-        assert len(layers.products) == 2
-        engine.model.layers = layers
+    if route in MEASURED:
+        convolutions = convolutions_of(lambda: w.call(w.inputs[:8]))
+        assert [route in routes_for(c) for c in convolutions] == [True, True]
+        engine.model.layers = RoutedLayers(dict.fromkeys(convolutions, route))
     gradients = engine.gradients(w.model.initial(), np.arange(3), 0)
     for row, (X, y) in zip(gradients, clients, strict=True):
         expected = plain_gradient(module, torch.from_numpy(X), torch.from_numpy(y))

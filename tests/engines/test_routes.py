@@ -190,3 +190,39 @@ def test_a_cpu_measures_no_routes(tmp_path, monkeypatch):
     engine.model.route(2)
     assert engine.model.layers.routes == {}
     assert measured_routes() == []
+
+
+def normed():
+    """Lanes of a network with a group norm, and its convolutions."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    rng = np.random.default_rng(0)
+    fed = Federation.from_pool(rng.normal(size=(20, 2, 8, 8)), rng.integers(0, 3, 20), 2, IID())
+    workload = Workload.of(VectorModel(module, "cpu"), fed, None, 5, "replacement", 0.0, 0)
+    return LanesEngine(workload).model, convolutions_of(lambda: workload.call(workload.inputs[:5]))
+
+
+def test_routes_are_used_if_two_lanes_have_the_gradient_of_the_module():
+    model, convolutions = normed()
+    model.use_routes(dict.fromkeys(convolutions, "patches, padded"), 5)
+    assert list(model.layers.routes.values()) == ["patches, padded"]
+
+
+def test_a_layer_that_does_not_take_the_layout_of_a_route_gets_another_one():
+    model, convolutions = normed()
+    with pytest.warns(UserWarning, match="convolutions run as grouped ones: with faster routes NYI"):
+        model.use_routes(dict.fromkeys(convolutions, "rows"), 5)
+    assert not model.layers.routes
+
+
+def test_a_route_that_gives_another_gradient_is_not_used(monkeypatch):
+    def wrong(x, w, c):
+        return ROUTES["patches"].run(x, 1.01 * w, c)
+
+    monkeypatch.setitem(ROUTES, "wrong", ROUTES["patches"]._replace(run=wrong))
+    model, convolutions = normed()
+    with pytest.warns(
+        UserWarning, match="faster routes the gradient is another one than that of the module itself"
+    ):
+        model.use_routes(dict.fromkeys(convolutions, "wrong"), 5)
+    assert not model.layers.routes

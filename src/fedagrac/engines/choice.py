@@ -25,6 +25,7 @@ import torch
 from fedagrac.core.local import Plan
 from fedagrac.data.trees import leaves
 from fedagrac.engines.lanes.engine import LanesEngine
+from fedagrac.engines.lanes.fixed import UNROLL
 from fedagrac.engines.serial import SerialEngine
 from fedagrac.errors import InputError, non_negative, one_of, positive
 from fedagrac.files import cache_folder, make_folder, write_atomically
@@ -43,6 +44,7 @@ __all__ = [
     "Measurements",
     "candidates",
     "choose_engine",
+    "compile_seconds",
     "measured_choices",
     "measurements_folder",
     "processor",
@@ -64,6 +66,15 @@ MEASURE_FROM = 20_000
 
 COMPILE_FROM = 180.0
 """The fewest seconds of an uncompiled run for which compiling is tried."""
+
+COMPILE_SHARE = 0.1
+"""The largest share of an uncompiled run that trials of compiled steps may take, as far as it can be foreseen."""
+
+CLOSE = 1.5
+"""How many times slower than the fastest an uncompiled candidate may be, so that it is tried compiled."""
+
+COMPILED_FROM = {"compiled lanes": "lanes", "compiled client": "serial"}
+"""The uncompiled candidate of each compiled one."""
 
 SECONDS = 1.0
 """About the most seconds that one candidate is measured, without compiling."""
@@ -184,10 +195,13 @@ def candidates(workload: Workload, engine: str, compile: bool | Literal["auto"])
 def _rule(workload: Workload, names: list[str], lanes: int) -> str:
     """Return the candidate for short runs, without a measurement: lanes on a GPU, and on a CPU for small models.
 
-    Only clients of one batch size can share a batch, and lanes pay from four clients at a time.
+    Only clients of one batch size can share a batch, and lanes pay from four clients at a time. What they share is
+    the cost of calling operations, about that of a million floating-point operations for each client.
     """
     kinds = len(np.unique(workload.batch_sizes(np.arange(workload.federation.num_clients))))
-    together = (workload.model.device.type == "cuda" or workload.small) and lanes >= 4 * kinds
+    together = lanes >= 4 * kinds
+    if workload.model.device.type != "cuda":
+        together = together and workload.small and workload.step_flops() <= 1e6 * lanes / kinds
     order = ["lanes", "compiled lanes", "serial"] if together else ["serial", "compiled client", "lanes"]
     return next(name for name in order if name in names)
 
@@ -244,14 +258,11 @@ class Measurements:
             row = self.rows[name]
             return row["start_s"] + row["us"] * client_steps / 1e6
 
-        plain = [name for name in names if "compiled" not in name]
-        for name in plain:
-            self._measure(name)
-        # a candidate that cannot run this module was not measured
-        shortest = min((seconds(name) for name in plain if name in self.rows), default=float("inf"))
-        if shortest > COMPILE_FROM:
-            for name in names:
+        for name in names:
+            if name not in COMPILED_FROM:
                 self._measure(name)
+        for name in self._worth_compiling(names, client_steps):
+            self._measure(name)
         known = [name for name in names if name in self.rows]
         if not known:
             return CANDIDATES["lanes"](self.workload), "steps cannot be compiled here"
@@ -259,6 +270,23 @@ class Measurements:
         compared = ", ".join(f"{n} {self.rows[n]['us']:.3g} us" for n in sorted(known, key=seconds))
         log.info("engine: %s (per client-step: %s)", name, compared)
         return self.engines.get(name) or CANDIDATES[name](self.workload), f"by measurement: {compared}"
+
+    def _worth_compiling(self, names: list[str], client_steps: float) -> list[str]:
+        """Return the compiled candidates to try: few enough that trying them in vain hardly delays the run.
+
+        Compiled steps of small models are always faster, so a long run tries them in any case.
+        """
+        us = {name: self.rows[name]["us"] for name in names if name in self.rows and name not in COMPILED_FROM}
+        compiled = [name for name in names if name in COMPILED_FROM]
+        if not us:
+            return compiled  # nothing else was asked for, or can run
+        shortest = min(us.values()) * client_steps / 1e6
+        if shortest <= COMPILE_FROM:
+            return []
+        near = [name for name in compiled if us.get(COMPILED_FROM[name], np.inf) <= CLOSE * min(us.values())]
+        near.sort(key=lambda name: us[COMPILED_FROM[name]])
+        affordable = int(COMPILE_SHARE * shortest / compile_seconds(self.workload))
+        return near[: max(affordable, int(self.workload.small))]
 
     def fastest(self, names: list[str]) -> float:
         """Return the microseconds per client-step of the fastest candidate, or infinity if none can run."""
@@ -312,9 +340,18 @@ class Measurements:
         x = self.workload.model.initial()
         clients = self.clients[:m]
         plan = Plan.of(steps=np.full(len(clients), steps), lr=0.0, correction=x.new_zeros((len(clients), len(x))))
-        begun = time.perf_counter()
+        # the time of one thread counts without that of other programs; several threads also wait for one another
+        alone = x.device.type == "cpu" and torch.get_num_threads() == 1
+        clock = time.process_time if alone else time.perf_counter
+        begun = clock()
         float(engine.run(plan, x, clients, 0).loss.sum())  # waits for the device
-        return time.perf_counter() - begun
+        return clock() - begun
+
+
+def compile_seconds(workload: Workload) -> float:
+    """Return about how many seconds it takes to compile a step for the first time, on two cores."""
+    unroll = UNROLL[0] if workload.small else 1
+    return 20 + 0.15 * unroll * workload.step_calls()
 
 
 def measured_choices() -> list[dict[str, Any]]:

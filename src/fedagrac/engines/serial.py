@@ -16,6 +16,7 @@ from fedagrac.core.local import Plan, Result
 from fedagrac.core.optimizers import ascent_factors, clip_factors
 from fedagrac.core.streams import Purpose, torch_seed
 from fedagrac.engines.base import starts_of
+from fedagrac.engines.workload import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,22 +62,20 @@ class SerialEngine:
         plan. Without `over` it makes all of them.
         """
         w = self.workload
-        models = starts_of(
-            x if plan.start is None else plan.start, torch.arange(len(clients), device=x.device)
-        ).clone()
+        rows = torch.arange(len(clients), device=x.device)
+        models = starts_of(x if plan.start is None else plan.start, rows).clone()
         loss = torch.zeros(len(clients), dtype=torch.float64, device=x.device)
         first = torch.zeros_like(models) if plan.first_steps.any() else None
         total = torch.zeros_like(models) if plan.accumulate else None
         ends = None if plan.buffers is None else torch.zeros_like(plan.buffers)
         kept = None if plan.slots is None else tuple(slot.clone() for slot in plan.slots)
-        done = plan.steps.copy()
+        done, by_parameter = plan.steps.copy(), self._by_parameter(plan)
         with training(w):
             for i, client in enumerate(clients):
                 seed_dropout(w, round, w.number_of(client))
                 K, n_first = int(plan.steps[i]), int(plan.first_steps[i])
                 x_i, center = models[i], x if x.ndim == 1 else x[i]
-                slots = [torch.zeros_like(x_i) for _ in range(plan.local.slots if kept is None else 0)]
-                slots += [slot[i] for slot in kept or ()]
+                slots = _slots(plan, kept, i, x_i)
                 before = 0 if plan.before is None else int(plan.before[i])
                 running = torch.zeros((), dtype=torch.float64, device=x.device)
                 descent, point = Descent.of(plan, i, center), Point.of(plan, i, x_i, center)
@@ -88,14 +87,17 @@ class SerialEngine:
                     if plan.buffers is None:
                         w.model.buffers.put(None)
                     batch = w.load(samples, shifts, generators=generators)
-                    value, g = self._gradient(x_i, *batch) if point is None else self._beside(point, x_i, *batch)
+                    if by_parameter and k >= n_first:
+                        value = self._descend(descent, *batch)
+                    else:
+                        value, g = self._gradient_at(point, x_i, *batch)
+                        g = descent.trained(g)
+                        if k < n_first and first is not None:
+                            first[i] += g / n_first
+                        if total is not None:
+                            total[i] += g
+                        descent.step(x_i, g, slots, before + k)
                     running += value
-                    g = descent.trained(g)
-                    if first is not None and k < n_first:
-                        first[i] += g / n_first
-                    if total is not None:
-                        total[i] += g
-                    descent.step(x_i, g, slots, before + k)
                     if over is not None and over(k + 1):
                         done[i] = K = k + 1
                         break
@@ -154,12 +156,14 @@ class SerialEngine:
         loss, g = self._gradient(X[0], *self.workload.load(samples, shifts, generators=generators))
         return loss[None], g[None]
 
-    def _beside(self, point: Point, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        """Return loss and gradient over a batch at a point beside x, to which the module is bound.
+    def _gradient_at(self, point: Point | None, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        """Return loss and gradient over a batch at x, or at a point beside it, to which the module is bound.
 
         With an ascent or an anchor, both passes begin with the same buffers. The loss and the buffers afterwards
         are those of the first pass, at x.
         """
+        if point is None:
+            return self._gradient(x, inputs, targets)
         point.place(x)
         if not point.ascent and point.anchor is None:
             return self._gradient(point.beside_x(x), inputs, targets, point.scale)
@@ -176,6 +180,28 @@ class SerialEngine:
             g = self._gradient(point.y, inputs, targets)[1]
         buffers.put(after)
         return value, g
+
+    def _by_parameter(self, plan: Plan) -> bool:
+        """Return whether steps move one parameter after another.
+
+        For large models, one vector of the whole gradient would take as long as the step itself.
+        """
+        plain = plan.linear and plan.at_x and not plan.mu.any() and not plan.accumulate
+        return plain and self.workload.model.size > SMALL
+
+    def _descend(self, descent: Descent, inputs: Any, targets: Any) -> Tensor:
+        """Make a plain step of the model to which the module is bound, and return the loss before it."""
+        w = self.workload
+        with torch.enable_grad():
+            loss = w.loss(w.call(inputs), targets)
+            pieces = w.model.gradient_pieces(loss)
+        corrections = None if descent.correction is None else list(w.model.views(descent.correction).values())
+        for i, (parameter, g) in enumerate(zip(w.model.parameters, pieces, strict=True)):
+            u = g + w.weight_decay * parameter.data if w.weight_decay else g
+            if corrections is not None:
+                u = u + corrections[i]  # not in place: two parameters may share one tensor as their gradient
+            parameter.data.sub_(u, alpha=descent.eta)
+        return loss.detach()
 
     def _gradient(
         self, x: Tensor, inputs: Any, targets: Any, scale: Tensor | None = None
@@ -272,6 +298,13 @@ class Point:
         """Move y to where the model x has its gradient."""
         y = self.beside_x(x)
         self.y.copy_(y if self.scale is None else self.scale * y)
+
+
+def _slots(plan: Plan, kept: tuple[Tensor, ...] | None, row: int, x: Tensor) -> list[Tensor]:
+    """Return the state of one member's local optimizer: zeros, or the rows that are kept."""
+    if kept is None:
+        return [torch.zeros_like(x) for _ in range(plan.local.slots)]
+    return [slot[row] for slot in kept]
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedagrac.core.streams import Purpose, torch_seed
 from fedagrac.data.batches import Sampling, batch_lengths, batch_positions
@@ -40,6 +41,9 @@ Loss = Callable[[Any, Any], "Tensor"]
 
 SMALL = 100_000
 """The most parameters of a small model; models with convolutions are never small."""
+
+SMALL_FLOPS = 20e6
+"""The most floating-point operations of a small model's step."""
 
 AHEAD = 2_000_000
 """The most sample numbers that are drawn ahead; with the shifts of pictures they take 64 MB."""
@@ -279,6 +283,14 @@ class Workload:
 
         return map_leaves(prepared, inputs)
 
+    def in_double(self, samples: Tensor) -> Workload:
+        """Return the same problem in float64 with these training samples alone, in this order."""
+        inputs, targets = (
+            map_leaves(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, self._rows(tree, samples))
+            for tree in self.pool
+        )
+        return dataclasses.replace(self, model=self.model.in_double(), inputs=inputs, targets=targets, test=None)
+
     @functools.cached_property
     def spread(self) -> Literal["whole", "positional", "keywords"]:
         """How the module receives its inputs: a tuple as arguments, a dict as keywords, or whole."""
@@ -315,11 +327,11 @@ class Workload:
         """The type of the numbers that the module multiplies."""
         return product_dtype(self.precision, self.model.dtype)
 
-    @property
+    @functools.cached_property
     def small(self) -> bool:
         """Whether calling the operations of a step costs more than the operations themselves."""
         convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self.model.module.modules())
-        return self.model.size <= SMALL and not convolves
+        return self.model.size <= SMALL and not convolves and self.step_flops() <= SMALL_FLOPS
 
     def step_flops(self) -> float:
         """Return the floating-point operations of one local step, forward and backward.
@@ -329,29 +341,52 @@ class Workload:
         CPU they are single operators that torch cannot count. A module that cannot run there is counted on its own
         device.
         """
-        samples = int(self.batch_size or self.federation.sizes.mean())
-        numbers = torch.arange(samples, device=self.model.device) % num_samples(self.inputs)
-        batch = self.load(numbers, generators=self.generators([0], 0))
-        try:
-            inputs, targets = (map_leaves(lambda leaf: leaf.to("meta"), part) for part in batch)
-            return self._flops(inputs, targets, "meta")
-        except (NotImplementedError, RuntimeError):
-            return self._flops(*batch, self.model.device)
-
-    def _flops(self, inputs: Any, targets: Any, device: torch.device | str) -> float:
-        """Return the operations of one step on a device, which has the samples."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        module = self.model.module
+        counter = FlopCounterMode(display=False)
+        try:
+            self._step_under(counter, torch.device("meta"))
+        except Exception:  # for example a loss that reads numbers
+            counter = FlopCounterMode(display=False)
+            self._step_under(counter, self.model.device)
+        return float(counter.get_total_flops())
+
+    def step_calls(self) -> int:
+        """Return how many of torch's operations one local step calls, forward and backward."""
+        counter = _Calls()
+        self._step_under(counter, self.model.device)
+        return counter.calls
+
+    def _step_under(self, mode: Any, device: torch.device) -> None:
+        """Take one gradient on a device while a mode of torch is active."""
+        module, samples = self.model.module, int(self.batch_size or self.federation.sizes.mean())
+        numbers = torch.arange(samples, device=self.model.device) % num_samples(self.inputs)
+        inputs, targets = (
+            map_leaves(lambda leaf: leaf.to(device), part)
+            for part in self.load(numbers, generators=self.generators([0], 0))
+        )
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         state = {name: tensor.detach().to(device) for name, tensor in tensors.items()}
         trained = [state[name].requires_grad_() for name in self.model.names]
         args, options = self.arguments(inputs)
-        with torch.random.fork_rng(), torch.enable_grad(), FlopCounterMode(display=False) as counter:
+        with torch.random.fork_rng(), torch.enable_grad(), mode:
             loss = self.loss(torch.func.functional_call(module, state, args, options), targets)
             torch.autograd.grad(loss, trained, allow_unused=True)
         self.model.buffers.put(None)
-        return float(counter.get_total_flops())
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the calls of torch's operations while the mode is active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
 
 
 def on_disk(leaf: Any) -> bool:

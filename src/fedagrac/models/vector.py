@@ -17,6 +17,8 @@ from fedagrac.errors import InputError
 from fedagrac.models.buffers import Buffers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 __all__ = ["VectorModel"]
@@ -121,8 +123,26 @@ class VectorModel:
 
     def gradient(self, loss: Tensor) -> Tensor:
         """Return d loss / d x as one vector; the bound module must have computed the loss."""
-        pieces = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
-        return torch.cat([piece.reshape(-1) for piece in pieces])
+        return torch.cat([piece.reshape(-1) for piece in self.gradient_pieces(loss)])
+
+    def gradient_pieces(self, loss: Tensor) -> Sequence[Tensor]:
+        """Return d loss / d x by parameter; the bound module must have computed the loss."""
+        pieces: Sequence[Tensor] = torch.autograd.grad(
+            loss, self.parameters, allow_unused=True, materialize_grads=True
+        )
+        return pieces
+
+    def in_double(self) -> VectorModel:
+        """Return the same model in float64, with a module of its own.
+
+        Examples:
+            >>> VectorModel(torch.nn.Linear(3, 2)).in_double().initial().dtype
+            torch.float64
+        """
+        double = VectorModel(self.module, self.device, torch.float64)
+        double.training = self.training
+        double.buffers.adopt(self.buffers.names)
+        return double
 
     def train(self) -> None:
         """Put the module into training mode; layers that the user left in eval() stay in it."""

@@ -25,6 +25,7 @@ from fedagrac.engines.serial import seed_dropout, training
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedagrac.engines.lanes.kernels.patches import Convolution
     from fedagrac.engines.lanes.points import Points
     from fedagrac.engines.workload import Workload
 
@@ -32,6 +33,9 @@ __all__ = ["LaneModel"]
 
 COMPARED = 8
 """The samples of each of the two lanes whose gradients are compared with those of the module itself."""
+
+ROUNDED = 0.05
+"""The largest relative difference of float32 gradients that may come from rounding."""
 
 
 class LaneModel:
@@ -155,8 +159,22 @@ class LaneModel:
         samples = torch.zeros(batch, dtype=torch.int64, device=w.model.device)
         inputs, _ = w.load(samples, generators=w.generators([0], 0))
         convolutions = convolutions_of(lambda: w.call(inputs))
-        routes = choose_routes(convolutions, lanes, w.model.device, w.product_dtype)
+        self.use_routes(choose_routes(convolutions, lanes, w.model.device, w.product_dtype), batch)
+
+    def use_routes(self, routes: dict[Convolution, str], batch: int) -> None:
+        """Let convolutions take these routes. If two lanes then go wrong, warn and use torch's rules."""
+        w = self.workload
         self.layers = RoutedLayers(routes, fused=self.fused)
+        X = w.model.initial().repeat(2, 1)
+        samples = torch.arange(2 * batch, device=w.model.device).reshape(2, batch) % num_samples(w.inputs)
+        try:
+            agrees = self._compared(X, samples)
+            reason = "the gradient is another one than that of the module itself"
+        except Exception as error:  # a layer may not take the layout of a route
+            agrees, reason = False, str(error).strip().splitlines()[0]
+        if not agrees:
+            self.layers = RoutedLayers(fused=self.fused)
+            warnings.warn(f"convolutions run as grouped ones: with faster routes {reason}", stacklevel=5)
 
     def uncompile(self) -> bool:
         """Replace layers for compiled steps by those for others; return whether they are the layers of a GPU."""
@@ -175,15 +193,13 @@ class LaneModel:
         for layers in (RoutedLayers() if on_gpu else self.layers, None):  # ours, then torch's vmap rules
             self.layers = layers
             try:
-                gradients = self._gradients_in("float32", X, samples)
-                if w.precision == "bf16":
-                    self._gradients_in("bf16", X, samples)  # not compared: rounding differs
+                agrees = self._compared(X, samples)
             except Exception as error:
                 failure = failure or error  # of our layers: without them torch may stop at an earlier layer
                 if isinstance(error, CannotBatchError):
                     break
             else:
-                if not self._agrees(X[0], samples, gradients):
+                if not agrees:
                     reason = "a vmap rule of torch gives another gradient than the module itself"
                     warnings.warn(f"clients run one after another: {reason}", stacklevel=4)
                     return False
@@ -195,6 +211,13 @@ class LaneModel:
         warnings.warn(f"lanes cannot batch {layer}, so clients run one after another: {reason}", stacklevel=4)
         return False
 
+    def _compared(self, X: Tensor, samples: Tensor) -> bool:
+        """Return whether two equal models step together and have the gradients of the module itself."""
+        gradients = self._gradients_in("float32", X, samples)
+        if self.workload.precision == "bf16":
+            self._gradients_in("bf16", X, samples)  # not compared: rounding differs
+        return self._agrees(X[0], samples, gradients) or self._agrees_in_double(samples, gradients)
+
     def _gradients_in(self, precision: Precision, X: Tensor, samples: Tensor) -> Tensor:
         """Return each lane's gradient, [m, d], with products of this precision."""
         w = self.workload
@@ -205,13 +228,32 @@ class LaneModel:
         finally:
             self.workload = w
 
-    def _agrees(self, x: Tensor, samples: Tensor, gradients: Tensor) -> bool:
+    def _agrees_in_double(self, samples: Tensor, gradients: Tensor) -> bool:
+        """Return whether gradients of float32 that differ a little agree in float64.
+
+        In a deep network rounding moves some ReLU to the other side of zero, and a gradient by a percent.
+        """
+        w = self.workload
+        x = w.model.initial()
+        if x.dtype == torch.float64 or not self._agrees(x, samples, gradients, ROUNDED):
+            return False
+        numbers = torch.arange(samples.numel(), device=samples.device).reshape(samples.shape)
+        double = LaneModel(w.in_double(samples.reshape(-1)), fused=False)
+        double.layers = self.layers
+        X = double.workload.model.initial().repeat(2, 1)
+        try:
+            precise = double._gradients_in("float32", X, numbers)
+            return double._agrees(X[0], numbers, precise)
+        except Exception:  # a transform or a loss that takes float32 alone
+            return False
+
+    def _agrees(self, x: Tensor, samples: Tensor, gradients: Tensor, tolerance: float | None = None) -> bool:
         """Return whether the lanes' gradients are those of the module itself.
 
         A module whose gradient is random, because of dropout for example, is not compared.
         """
         model = self.workload.model
-        tolerance = torch.finfo(x.dtype).eps ** 0.5
+        tolerance = tolerance or torch.finfo(x.dtype).eps ** 0.5
         for lane, rows in enumerate(samples):
             alone, again = self._alone(x, rows, seed=0), self._alone(x, rows, seed=1)
             if not torch.equal(alone, again):
