@@ -18,7 +18,7 @@ import torch
 import fedagrac as fg
 from fedagrac.core.local import Plan
 from fedagrac.engines import LanesEngine, SerialEngine
-from fedagrac.engines.precision import tf32
+from fedagrac.engines.precision import products
 from fedagrac.models import VectorModel
 from fedagrac.rounds.setup import Setup
 
@@ -122,7 +122,7 @@ def main():
     chosen = parser.parse_args()
     worst = check(chosen.device)
     for name in chosen.models:
-        with tf32(chosen.device == "cuda"):
+        with products("tf32" if chosen.device == "cuda" else "float32"):
             speed(name, chosen.device, chosen.lanes, chosen.steps)
     return 1 if worst > 1e-10 else 0
 

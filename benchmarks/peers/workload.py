@@ -1,7 +1,7 @@
 """The public pfl-research CIFAR-10 workload as every peer runs it: data, model, options, the line printed.
 
 Imported inside the peers' own virtual environments: standard library, torch and NumPy only, nothing of fedagrac.
-The model is `pfl_cnn` of benchmarks/engines.py; as there, a figure is the fastest round, the first left out.
+The model is `pfl_cnn` of fedagrac.experiments.bench.cases. A figure is the fastest round, the first left out.
 """
 
 import argparse

@@ -264,6 +264,8 @@ def test_stop_target_is_used_in_the_table(tmp_path, capsys):
         (["engine=lane"], "engine = 'lane'"),
         (["dtype=float16"], "dtype = 'float16'"),
         (["precision=tf32", "device=cpu"], "needs a GPU"),
+        (["precision=bf16", "dtype=float64"], "a model of torch.float32"),
+        (["precision=fp16"], "'float32', 'tf32' or 'bf16'"),
         (["seed=-1"], "seed = -1"),
     ],
 )

@@ -1,9 +1,19 @@
 """Compiled steps, wherever torch is installed."""
 
+import numpy as np
+import pytest
 import torch
+from torch import nn
 from torch.utils import cpp_extension
 
-from fedagrac.engines.lanes.compiled import compile_step
+from fedagrac.core.local import Plan
+from fedagrac.data.federation import Federation
+from fedagrac.data.partitions import IID
+from fedagrac.data.pictures import Images
+from fedagrac.engines import LanesEngine, SerialEngine, Workload
+from fedagrac.engines.lanes.compiled import CannotCompileError, compile_step
+from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
+from fedagrac.models import VectorModel
 
 
 def test_steps_compile_when_torch_is_in_a_folder_with_spaces(tmp_path, monkeypatch):
@@ -21,3 +31,71 @@ def test_steps_compile_when_torch_is_in_a_folder_with_spaces(tmp_path, monkeypat
     compiled()
     assert x.tolist() == expected.tolist()
     assert str(folder) == cpp_extension.TORCH_LIB_PATH
+
+
+def gpu_like():
+    """An engine with compiled steps and the layers of a GPU, on routes of several kinds, and its workload."""
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(1, 5),
+        nn.Conv2d(5, 4, 3, padding=1), nn.GELU(), nn.Conv2d(4, 3, 3, stride=2),
+        nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 4),
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    X = torch.from_numpy(rng.integers(0, 256, (60, 1, 11, 10), dtype=np.uint8))
+    y = torch.from_numpy(rng.integers(0, 4, 60))
+    images = Images((0.5,), (0.25,), padding=2)
+    fed = Federation(X, y, IID().split(y.numpy(), 3, seed=0), None, None, "random", (), images)
+    workload = Workload.of(VectorModel(model, dtype=torch.float64), fed, None, 5, "replacement", 0.0, 0)
+    inputs, _ = workload.load(torch.zeros(5, dtype=torch.int64))
+    names = ["patches, padded", "patches, flipped", "rows, padded"]
+    routes = dict(zip(convolutions_of(lambda: workload.call(inputs)), names, strict=True))
+    engine = LanesEngine(workload, compiled=True)
+    engine.model.layers = RoutedLayers(routes, fused=True)
+    return workload, engine
+
+
+def moves(engine, x):
+    """How far every client moves the model x in one round."""
+    plan = Plan.of(steps=[1, 4, 2], lr=0.05, correction=torch.ones((3, len(x)), dtype=torch.float64) / 50)
+    return engine.run(plan, x, np.arange(3), 1).models - x
+
+
+def far(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+def test_steps_with_the_layers_of_a_gpu_compile_to_the_numbers_of_serial(monkeypatch):
+    """Our kernels are opaque operations to the compiler; pools and the update are fused."""
+    monkeypatch.setattr("fedagrac.engines.lanes.fixed.COMPILED_WIDTHS", 1)
+    workload, engine = gpu_like()
+    x = workload.model.initial()
+    assert far(moves(engine, x), moves(SerialEngine(workload), x)) < 1e-12
+    assert engine.compiled
+
+
+def test_dropout_for_compiled_steps_on_a_gpu_drops_its_share():
+    """The backward pass computes the mask of the forward pass again."""
+    torch.manual_seed(0)
+    x = torch.ones(2**14, dtype=torch.float64, requires_grad=True)
+    with RoutedLayers(fused=True):
+        first, second = nn.functional.dropout(x, 0.25), nn.functional.dropout(x, 0.25)
+    assert first.unique().tolist() == [0.0, pytest.approx(4 / 3)]
+    assert float((first > 0).double().mean()) == pytest.approx(0.75, abs=5 * (0.75 * 0.25 / 2**14) ** 0.5)
+    assert not torch.equal(first, second)
+    assert torch.equal(torch.autograd.grad(first.sum(), x)[0], first)
+
+
+def test_what_cannot_be_compiled_for_a_gpu_still_has_fixed_shapes_and_says_so(monkeypatch):
+    def fail(step, buffers):
+        raise CannotCompileError("no compiler here")
+
+    monkeypatch.setattr("fedagrac.engines.lanes.fixed.compile_step", fail)
+    workload, engine = gpu_like()
+    x, routes = workload.model.initial(), dict(engine.model.layers.routes)
+    with pytest.warns(UserWarning, match="steps run uncompiled, which is slower: no compiler here"):
+        moved = moves(engine, x)
+    assert (engine.compiled, engine.fixed, engine.model.layers.fused) == (False, True, False)
+    assert engine.model.layers.routes == routes
+    assert len(engine.prepared) == 1
+    assert far(moved, moves(SerialEngine(workload), x)) < 1e-12

@@ -15,8 +15,7 @@ from fedagrac.algorithms import REGISTRY
 from fedagrac.core.local import Plan
 from fedagrac.data.pictures import Images
 from fedagrac.engines import LanesEngine, SerialEngine, Workload, keep_freed_memory
-from fedagrac.engines.lanes.kernels.patches import Convolution
-from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of, faster_as_products
+from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.engines.lanes.pools import Maxima
 from fedagrac.engines.lanes.waves import draw_wave
 from fedagrac.models import VectorModel
@@ -115,7 +114,7 @@ def test_convolutions_as_products_of_patches_give_the_same(name):
         convolutions = convolutions_of(lambda: workload.call(inputs))
         assert len(convolutions) == 2  # the grouped one stays as it is
         engine = LanesEngine(workload)
-        engine.model.layers = RoutedLayers(convolutions)
+        engine.model.layers = RoutedLayers(dict.fromkeys(convolutions, "patches"))
         return engine
 
     serial, lanes = (
@@ -126,15 +125,6 @@ def test_convolutions_as_products_of_patches_give_the_same(name):
         for engine in ("serial", all_routed)
     )  # fmt: skip
     assert far(lanes, serial) < 1e-10
-
-
-def test_the_faster_way_is_measured():
-    shapes = [
-        Convolution((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (1, 1)),
-        Convolution((2, 4, 8, 8), (4, 4, 1, 1), (1, 1), (0, 0)),
-    ]
-    chosen = faster_as_products(shapes, 3, torch.device("cpu"), torch.float32)
-    assert set(chosen) <= set(shapes)
 
 
 def test_float32_agrees_for_convex_models():
@@ -431,17 +421,14 @@ def test_the_statistics_of_batch_normalization_move_alike(name):
 
 
 def test_rounding_in_a_deep_network_is_not_taken_for_a_wrong_gradient():
-    """In float32 some ReLU tips to the other side of zero, and gradients of lanes and module differ by 0.4 %."""
-    torch.manual_seed(0)
-    w = Workload.of(
-        VectorModel(fg.models.build("resnet20")), pictures(channels=3, size=32), None, 4, "replacement", 0.0, 0
-    )
+    """In float32 some ReLU tips to the other side of zero, and gradients of lanes and module differ by 0.1 %."""
+    torch.manual_seed(2)
+    fed = pictures(channels=3, size=32, seed=2)
+    w = Workload.of(VectorModel(fg.models.build("resnet20")), fed, None, 4, "replacement", 0.0, 0)
     engine = LanesEngine(w)  # a warning would be an error here
     x, plan = w.model.initial().clone(), Plan.of(steps=[1, 2], lr=0.01)
-    assert (
-        far(engine.run(plan, x, np.arange(2), 0).models, SerialEngine(w).run(plan, x, np.arange(2), 0).models)
-        < 1e-4
-    )
+    lanes, serial = (one.run(plan, x, np.arange(2), 0).models for one in (engine, SerialEngine(w)))
+    assert far(lanes, serial) < 1e-4
 
 
 @pytest.mark.parametrize("error", [1.02, 2.0])

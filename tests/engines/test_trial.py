@@ -360,3 +360,37 @@ def test_the_trial_leaves_the_callers_random_numbers_alone():
     torch.manual_seed(5)
     run(net, CLASSES)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_short_batch_at_the_end_of_a_pass_is_tried_before_any_work():
+    """9 samples in batches of 4 leave one, of which BatchNorm has no variance."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    fed = federation(numbers(3), integers(2))
+    with pytest.raises(InputError, match=r"inputs of shape \(1, 3\).*more than 1 value per channel"):
+        fg.simulate(
+            net.double(), fed, fg.FedAvg(lr=0.1), 1, steps=3, batch_size=4, sampling="cyclic", engine=Untouched
+        )
+    run(net, fed, sampling="shuffle")  # drops the short batch
+
+
+def test_the_operations_of_a_step_are_counted_for_recurrent_and_tied_layers_too():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells = nn.GRU(3, 5, batch_first=True)
+            self.a, self.b = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(self.a(self.cells(x.reshape(len(x), 7, 3))[0][:, -1]))
+
+    seen = []
+
+    class Count(fg.Callback):
+        def on_start(self, run):
+            seen.append(run.fleet.workload.step_flops())
+
+    run(Tied(), federation(numbers(21), integers(5)), callbacks=[Count()])
+    inputs, states, linear = 2 * 4 * 7 * 3 * 15, 2 * 4 * 7 * 5 * 15, 2 * 4 * 5 * 5
+    # forward, weights and states; inputs need no gradient, nor does the first state
+    assert seen == [2 * inputs + 3 * states - 2 * 4 * 5 * 15 + 2 * 3 * linear]

@@ -407,7 +407,7 @@ def test_an_optimiser_loop_gives_the_same_minibatch_run(digits):
         ({"device": "cuda"}, "CUDA devices are usable"),
         ({"device": "tpu"}, "device"),
         ({"precision": "tf32"}, "needs a GPU"),
-        ({"precision": "bf16"}, "precision"),
+        ({"precision": "b16"}, "did you mean 'bf16'"),
         ({"dtype": torch.float16}, "float32 or torch.float64"),
         ({"eval_every": 0}, "eval_every"),
         ({"participation": 7}, "at most the number of clients, 6"),

@@ -81,9 +81,10 @@ class FedCM(Algorithm):
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
         """Return x = x~ - eta_g Delta, and Delta."""
-        eta, D = self.lr_in(cohort), state["x"] - result.models
-        delta = cohort.sum(cohort.weights / (eta * plan.steps), D, scale=plan.steps)
-        return {"x": state["x"] - self.server_lr * eta * cohort.mean_steps * delta, "delta": delta}, {}
+        D = state["x"] - result.models
+        per_step = cohort.sum(cohort.weights / plan.steps, D, scale=plan.steps)
+        x = state["x"] - self.server_lr * cohort.mean_steps * per_step
+        return {"x": x, "delta": per_step / self.lr_in(cohort)}, {}
 
     def cost(self, cohort: Cohort) -> Cost:
         """Return the cost: the model and Delta down, the model up."""

@@ -101,11 +101,15 @@ class ServerOptimizer(Algorithm):
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
-        """Return x = x~ - step(Delta), where the algorithm inside would return x~ - Delta."""
+        """Return x = x~ - step(Delta), where the algorithm inside would return x~ - Delta.
+
+        It is computed from the inner model, so that a step of Delta gives exactly that model.
+        """
         within = {name: vector for name, vector in state.items() if name not in self.keeps}
         after, rows = self.inside.aggregate(within, rows, cohort, plan, result)
-        step, vectors = self.step(state, state["x"] - after["x"])
-        return {**after, "x": state["x"] - step, **vectors}, rows
+        delta = state["x"] - after["x"]
+        step, vectors = self.step(state, delta)
+        return {**after, "x": after["x"] + (delta - step), **vectors}, rows
 
     def cost(self, cohort: Cohort) -> Cost:
         """Return the cost of the algorithm inside."""

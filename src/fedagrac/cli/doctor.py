@@ -107,6 +107,7 @@ def _engines() -> dict[str, str]:
 
     from fedagrac.engines import measured_choices
     from fedagrac.engines.choice import COMPILE_FROM, MEASURE_FROM
+    from fedagrac.engines.lanes.routes import measured_routes
 
     compiler = os.environ.get("CXX") or next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
     engines = {
@@ -125,6 +126,9 @@ def _engines() -> dict[str, str]:
         name = f"{choice.get('model')}, {choice.get('parameters')} parameters, {choice.get('lanes')} lanes"
         name += f", threads: {choice.get('threads')}"
         engines[name] = f"us per client-step on {choice.get('device')}: {times}"
+    shapes = len(measured_routes())
+    if shapes:
+        engines["convolutions"] = f"shapes measured: {shapes}; each takes its fastest route"
     return engines
 
 

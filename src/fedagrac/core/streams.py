@@ -10,9 +10,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from enum import IntEnum
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["Purpose", "first_weights", "stream", "torch_seed"]
 
@@ -48,7 +53,18 @@ def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0, number:
     key = np.array([seed, purpose + 256 * number], dtype=np.uint64)  # purposes are below 256
     # the low two words of the counter count blocks within the stream, the high two identify the stream
     counter = np.array([0, 0, client, round], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+    return np.random.Generator(np.random.Philox(_Key(key), counter=counter))  # type: ignore[arg-type]
+
+
+class _Key(ISeedSequence):
+    """The key of a stream. Given as `key=`, Philox would ask the system for a seed that it then ignores."""
+
+    def __init__(self, key: npt.NDArray[np.uint64]) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[Any]:
+        """Return the key itself, which is two 64-bit words."""
+        return self.key
 
 
 def torch_seed(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:

@@ -121,6 +121,7 @@ class EngineRecord:
         threads: how many threads torch used.
         device: the type of the device.
         torch: the version of torch.
+        precision: the precision of products; None if the record does not say.
     """
 
     name: str
@@ -129,13 +130,15 @@ class EngineRecord:
     threads: int
     device: str
     torch: str
+    precision: str | None = None
 
     @classmethod
     def of(cls, engine: Engine, workload: Workload) -> EngineRecord:
         """Return the record of an engine in use."""
         width = None if isinstance(engine, SerialEngine) else engine.width
-        device = workload.model.device.type
-        return cls(engine.name, engine.compiled, width, torch.get_num_threads(), device, str(torch.__version__))
+        threads, device = torch.get_num_threads(), workload.model.device.type
+        version, precision = str(torch.__version__), workload.precision
+        return cls(engine.name, engine.compiled, width, threads, device, version, precision)
 
     @classmethod
     def read(cls, table: Any) -> EngineRecord | None:
@@ -146,6 +149,9 @@ class EngineRecord:
             True
         """
         kinds = {"name": str, "compiled": bool, "width": int | None, "threads": int, "device": str, "torch": str}
+        kinds["precision"] = str | None
+        if isinstance(table, dict):
+            table = {"precision": None, **table}  # earlier versions did not write it
         if not isinstance(table, dict) or set(table) != set(kinds):
             return None
         if not all(isinstance(table[name], kind) for name, kind in kinds.items()):
@@ -159,6 +165,10 @@ class EngineRecord:
         if not fits or self.name not in ("serial", "lanes") or self.device != workload.model.device.type:
             log.warning("the run resumes with another engine: results are not bit-identical")
             return None
+        if self.precision not in (None, workload.precision):
+            log.warning(
+                "the run resumes in %s, not %s: results are not bit-identical", workload.precision, self.precision
+            )
         if self.torch != torch.__version__:
             log.warning(
                 "the run resumes with torch %s, not %s: rounding may differ", torch.__version__, self.torch
@@ -170,14 +180,14 @@ class EngineRecord:
 
 def candidates(workload: Workload, engine: str, compile: bool | Literal["auto"]) -> list[str]:
     """Return the names of the candidates that fit the request."""
-    on_gpu = workload.model.device.type == "cuda"  # there, steps are recorded instead of compiled
+    on_gpu = workload.model.device.type == "cuda"  # there, steps are recorded, and compiled only if asked for
     if engine == "serial":
         if compile is True:
             raise InputError("compile", compile, 'engine "lanes" or "auto": serial is for reading and debugging')
         return ["serial"]
-    compiled = ["compiled lanes"] if engine == "lanes" else ["compiled lanes", "compiled client"]
+    compiled = ["compiled lanes"] if engine == "lanes" or on_gpu else ["compiled lanes", "compiled client"]
     plain = ["lanes"] if engine == "lanes" else ["serial", "lanes"]
-    if on_gpu or compile is False:
+    if compile is False or (on_gpu and compile == "auto"):
         return plain
     return compiled if compile is True else plain + compiled
 
@@ -234,6 +244,7 @@ class Measurements:
             "lanes": self.lanes,
             "batch": sorted({int(size) for size in w.batch_sizes(self.clients)})[-5:],
             "dtype": str(w.model.dtype),
+            "precision": w.precision,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,

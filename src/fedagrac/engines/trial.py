@@ -35,7 +35,7 @@ def try_step(workload: Workload, default_loss: bool) -> frozenset[int]:
     """
     w = workload
     samples = torch.arange(SAMPLES, device=w.model.device) % num_samples(w.inputs)
-    smallest = int(w.batch_sizes(np.arange(w.federation.num_clients)).min())
+    smallest = w.smallest_batch()
     with torch.random.fork_rng(), torch.enable_grad():
         inputs, targets = _load(w, samples)
         tried: list[tuple[Any, frozenset[int]]] = []

@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,7 +23,9 @@ from fedagrac.data.batches import Sampling, batch_lengths, batch_positions
 from fedagrac.data.disk import DiskArray
 from fedagrac.data.pictures import crop_and_flip, draw_shifts
 from fedagrac.data.trees import leaves, map_leaves, num_samples
+from fedagrac.engines.precision import Precision, product_dtype, rounded
 from fedagrac.engines.trial import try_step
+from fedagrac.errors import InputError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,6 +44,9 @@ SMALL = 100_000
 
 SMALL_FLOPS = 20e6
 """The most floating-point operations of a small model's step."""
+
+AHEAD = 2_000_000
+"""The most sample numbers that are drawn ahead; with the shifts of pictures they take 64 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +91,8 @@ class Workload:
         floats: the places among the inputs of integers that the module takes only as floating-point numbers.
         steps_before: the steps of each client before a round, [M], after which "cyclic" sampling continues; None
             if every round begins with a new pass.
+        precision: the precision of the module's products; models, losses and gradients have the model's type.
+        drawn: batches that were drawn ahead, by client, steps and round; `draw` takes them out.
     """
 
     model: VectorModel
@@ -101,6 +108,8 @@ class Workload:
     numbers: npt.NDArray[np.int64] | None = None
     floats: frozenset[int] = frozenset()
     steps_before: Callable[[int], npt.NDArray[np.int64]] | None = None
+    precision: Precision = "float32"
+    drawn: dict[tuple[int, int, int], Batches] = field(init=False, repr=False, default_factory=dict)
 
     @classmethod
     def of(
@@ -113,8 +122,12 @@ class Workload:
         weight_decay: float,
         seed: int,
         numbers: npt.NDArray[np.int64] | None = None,
+        precision: Precision = "float32",
     ) -> Workload:
         """Put the data on the device, try one step on a few samples, and return the workload."""
+        if precision == "bf16" and model.dtype != torch.float32:
+            accepted = f'"float32", or a model of torch.float32: this one is of {model.dtype}'
+            raise InputError("precision", precision, accepted)
 
         def place(tree: Any) -> Any:
             return map_leaves(lambda leaf: leaf if on_disk(leaf) else _placed(leaf, model), tree)
@@ -131,6 +144,7 @@ class Workload:
             weight_decay=weight_decay,
             seed=seed,
             numbers=numbers,
+            precision=precision,
         )
         return dataclasses.replace(workload, floats=try_step(workload, default_loss=loss is None))
 
@@ -143,12 +157,31 @@ class Workload:
             return np.minimum(sizes, self.batch_size)
         return np.full_like(sizes, self.batch_size)
 
+    def smallest_batch(self) -> int:
+        """Return the fewest samples of any step; the last batch of a pass of "cyclic" sampling may be short."""
+        sizes = self.federation.sizes
+        smallest = int(self.batch_sizes(np.arange(len(sizes))).min())
+        if self.sampling != "cyclic" or self.batch_size is None:
+            return smallest
+        rest = sizes % self.batch_size
+        return min(smallest, int(rest[rest > 0].min(initial=smallest)))
+
     def number_of(self, client: int) -> int:
         """Return the number that names the client's random streams."""
         return int(client if self.numbers is None else self.numbers[client])
 
+    def draw_ahead(self, clients: npt.NDArray[np.int64], steps: npt.NDArray[np.int64], round: int) -> None:
+        """Draw the batches of a coming round, while a GPU works on the present one. Those drawn before go."""
+        self.drawn.clear()
+        if int(steps.sum()) * int(self.batch_sizes(clients).max(initial=0)) <= AHEAD:
+            keys = zip(clients.tolist(), steps.tolist(), strict=True)
+            self.drawn.update({(i, k, round): self.draw(i, k, round) for i, k in keys})
+
     def draw(self, client: int, steps: int, round: int) -> Batches:
         """Return the client's samples in each step of the round, and the shifts of its pictures."""
+        ahead = self.drawn.pop((client, steps, round), None)
+        if ahead is not None:
+            return ahead
         samples, number = self.federation.samples_of(client), self.number_of(client)
         before = 0 if self.steps_before is None else int(self.steps_before(round)[client])
         how = len(samples), steps, self.batch_size, self.sampling
@@ -281,9 +314,18 @@ class Workload:
         return (tuple(inputs), {}) if self.spread == "positional" else ((inputs,), {})
 
     def call(self, inputs: Any) -> Any:
-        """Return the module's output."""
+        """Return the module's output, computed in the precision of the run."""
         args, options = self.arguments(inputs)
-        return self.model.module(*args, **options)
+        return self.computed(lambda: self.model.module(*args, **options))
+
+    def computed(self, forward: Callable[[], Any]) -> Any:
+        """Return what a forward pass returns in the precision of the run; numbers have the model's type."""
+        return rounded(forward, self.precision, self.model.device)
+
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """The type of the numbers that the module multiplies."""
+        return product_dtype(self.precision, self.model.dtype)
 
     @functools.cached_property
     def small(self) -> bool:
@@ -294,27 +336,42 @@ class Workload:
     def step_flops(self) -> float:
         """Return the floating-point operations of one local step, forward and backward.
 
-        Torch counts the multiplications and additions of matrix products and convolutions only.
+        Torch counts the multiplications and additions of matrix products and convolutions only. It counts them on
+        its meta device, which computes nothing. There, recurrent layers and attention consist of products; on a
+        CPU they are single operators that torch cannot count. A module that cannot run there is counted on its own
+        device.
         """
         from torch.utils.flop_counter import FlopCounterMode
 
         counter = FlopCounterMode(display=False)
-        self._step_under(counter)
+        try:
+            self._step_under(counter, torch.device("meta"))
+        except Exception:  # for example a loss that reads numbers
+            counter = FlopCounterMode(display=False)
+            self._step_under(counter, self.model.device)
         return float(counter.get_total_flops())
 
     def step_calls(self) -> int:
         """Return how many of torch's operations one local step calls, forward and backward."""
         counter = _Calls()
-        self._step_under(counter)
+        self._step_under(counter, self.model.device)
         return counter.calls
 
-    def _step_under(self, mode: Any) -> None:
-        """Take one gradient while a mode of torch is active."""
-        samples = int(self.batch_size or self.federation.sizes.mean())
+    def _step_under(self, mode: Any, device: torch.device) -> None:
+        """Take one gradient on a device while a mode of torch is active."""
+        module, samples = self.model.module, int(self.batch_size or self.federation.sizes.mean())
         numbers = torch.arange(samples, device=self.model.device) % num_samples(self.inputs)
-        inputs, targets = self.load(numbers, generators=self.generators([0], 0))
+        inputs, targets = (
+            map_leaves(lambda leaf: leaf.to(device), part)
+            for part in self.load(numbers, generators=self.generators([0], 0))
+        )
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        state = {name: tensor.detach().to(device) for name, tensor in tensors.items()}
+        trained = [state[name].requires_grad_() for name in self.model.names]
+        args, options = self.arguments(inputs)
         with torch.random.fork_rng(), torch.enable_grad(), mode:
-            self.model.gradient(self.loss(self.call(inputs), targets))
+            loss = self.loss(torch.func.functional_call(module, state, args, options), targets)
+            torch.autograd.grad(loss, trained, allow_unused=True)
         self.model.buffers.put(None)
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 from pydantic_core import ErrorDetails
 
 from fedagrac.algorithms import Algorithm, options_of
+from fedagrac.engines.precision import Precision
 from fedagrac.errors import InputError, fraction, unknown
 from fedagrac.experiments.build import (
     AGGREGATIONS,
@@ -163,7 +164,7 @@ class Experiment(StrictTable):
     compile: bool | Literal["auto"] = "auto"
     device: StrictStr = "auto"
     dtype: Literal["float32", "float64"] = "float32"
-    precision: Literal["float32", "tf32"] = "float32"
+    precision: Precision = "float32"
     loss: StrictStr = "cross-entropy"
     buffers: Literal["average", "local", "frozen"] = "average"
     metrics: tuple[StrictStr, ...] = ()

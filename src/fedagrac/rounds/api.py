@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedagrac.core.robust import Aggregation
     from fedagrac.data.batches import Sampling
     from fedagrac.engines import Engine, Loss, Workload
+    from fedagrac.engines.precision import Precision
     from fedagrac.heterogeneity import Clock, Participation
     from fedagrac.heterogeneity.steps import Steps
     from fedagrac.rounds.evaluation import Metric
@@ -51,7 +52,7 @@ def simulate(
     compile: bool | Literal["auto"] = Setup.compile,
     device: str = Setup.device,
     dtype: torch.dtype | None = None,
-    precision: Literal["float32", "tf32"] = Setup.precision,
+    precision: Precision = Setup.precision,
     eval_every: int = Setup.eval_every,
     metrics: Mapping[str, Metric] | None = None,
     stop: Stop | None = None,

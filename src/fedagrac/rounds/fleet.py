@@ -34,7 +34,7 @@ from fedagrac.engines import (
     restored_threads,
     use_threads,
 )
-from fedagrac.engines.precision import tf32
+from fedagrac.engines.precision import products
 from fedagrac.heterogeneity import Clock, Devices, Epochs
 from fedagrac.heterogeneity.steps import checked_counts
 from fedagrac.models.vector import VectorModel
@@ -241,6 +241,7 @@ class Simulated:
     roster: Roster
     _engine: tuple[Engine, str, int] | None = None
     _engines: dict[tuple[int, EngineRecord | None, int], tuple[Engine, str, int]] = field(default_factory=dict)
+    _drawn: Cohort | None = None
 
     @classmethod
     def of(cls, model: nn.Module, federation: Federation, setup: Setup) -> Simulated:
@@ -291,7 +292,7 @@ class Simulated:
                 those of the checkpoint, because the rounding of sums depends on them.
         """
         record = None if before is None else before.engine
-        with tf32(self.setup.precision == "tf32"), restored_threads():
+        with products(self.setup.precision), restored_threads():
             asked = (together, record, torch.get_num_threads())
             if asked not in self._engines:
                 self._engines[asked] = self._choose(together, record)
@@ -384,6 +385,17 @@ class Simulated:
 
     def draw(self, round: int) -> Cohort:
         """Return the cohort of a round, with the steps of its members."""
+        if self._drawn is None or self._drawn.round != round:
+            self._drawn = self._cohort(round)
+        return self._drawn
+
+    def draw_ahead(self, round: int) -> None:
+        """Draw the cohort of a coming round and its batches, while a GPU works on the present one."""
+        if round < self.setup.rounds:
+            local = self.local(self.draw(round))
+            self.workload.draw_ahead(local.clients, local.steps, round)
+
+    def _cohort(self, round: int) -> Cohort:
         fed, cohorts = self.federation, self.setup.cohorts
         clients, masses = np.arange(fed.num_clients), None
         if cohorts is not None:
@@ -407,8 +419,11 @@ class Simulated:
             self._gradients.buffers_of = server.buffers_of
             whole = self.draw(server.rounds_done)
             orders.append(server.plan(whole, self.local(whole)))
+        results = self._execute(orders)
+        if self.x.is_cuda:  # it works on the results until somebody reads a number
+            self.draw_ahead(orders[0].whole.round + 1)
         replies = []
-        for server, order, result in zip(servers, orders, self._execute(orders), strict=True):
+        for server, order, result in zip(servers, orders, results, strict=True):
             whole = order.whole
             cost = server.algorithm.cost(whole)
             moved = 0 if server.buffers is None else len(server.buffers)
@@ -520,6 +535,7 @@ class Simulated:
             "engine_compiled": record.compiled,
             "engine_width": 1 if record.name == "serial" else record.width,
             "engine_reason": self.engine_reason,
+            "precision": self.setup.precision,
             "processes": self.ranks.size,
         }
 

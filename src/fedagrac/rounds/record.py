@@ -17,11 +17,13 @@ from fedagrac.errors import InputError
 from fedagrac.parsing import printable, utc
 from fedagrac.rounds.per_client import CLIENT_MEASURES
 from fedagrac.rounds.stop import target_accuracy
+from fedagrac.rounds.summary import five_lines, plot_result
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+    from matplotlib.figure import Figure
     from torch import Tensor, nn
 
     from fedagrac.algorithms import Algorithm
@@ -249,7 +251,7 @@ class History(list[RoundRecord]):
         return next((value for value in reversed(self.column(name)) if value is not None), None)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SimulationResult:
     """The outcome of a run.
 
@@ -278,6 +280,13 @@ class SimulationResult:
     buffer_vector: Tensor | None = None
     per_client: PerClient | None = None
     own: OwnModels | None = None
+
+    def __repr__(self) -> str:
+        return five_lines(self)
+
+    def plot(self) -> Figure:
+        """Draw test accuracy, if it was measured, and the losses against rounds; return a matplotlib figure."""
+        return plot_result(self)
 
     @property
     def params(self) -> dict[str, Tensor]:

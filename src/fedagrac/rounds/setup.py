@@ -13,6 +13,7 @@ import torch
 from fedagrac.core.robust import Aggregation
 from fedagrac.data.batches import SAMPLINGS, Sampling
 from fedagrac.engines import ENGINES, Engine, Loss, Workload
+from fedagrac.engines.precision import PRECISIONS, Precision, check_precision
 from fedagrac.errors import InputError, count, non_negative, one_of
 from fedagrac.heterogeneity import Clock, Constant, Participation, StepSchedule
 from fedagrac.heterogeneity.steps import step_schedule
@@ -54,11 +55,12 @@ class Setup:
         engine: "serial" runs one client after another, "lanes" many at once. "auto" takes the faster one: by a
             rule in a short run, by a measurement that is kept on disk in a longer one. A function that makes an
             engine is accepted, too.
-        compile: whether steps on a CPU are compiled to machine code; "auto" compiles if the run is long enough to
-            repay it.
+        compile: whether steps are compiled to machine code; "auto" compiles on a CPU if the run is long enough to
+            repay it. On a GPU steps are recorded anyway, and compiled before only if this is True.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         dtype: torch.float32 or torch.float64; None for the model's.
-        precision: "tf32" allows reduced-precision matrix products on GPUs.
+        precision: "tf32" allows reduced-precision matrix products on GPUs. "bf16" rounds the numbers that the
+            module multiplies to bfloat16, in training and evaluation; models, losses and updates stay float32.
         eval_every: the number of rounds between evaluations. The last round is evaluated, too, unless a callback
             ended the run.
         metrics: other measures of the test data: {name: (output, target) -> scalar}.
@@ -91,7 +93,7 @@ class Setup:
     compile: bool | Literal["auto"] = "auto"
     device: str = "auto"
     dtype: torch.dtype | None = None
-    precision: Literal["float32", "tf32"] = "float32"
+    precision: Precision = "float32"
     eval_every: int = 1
     metrics: Mapping[str, Metric] | None = None
     stop: Stop | None = None
@@ -127,7 +129,7 @@ class Setup:
             one_of("engine", self.engine, ["auto", *ENGINES])
         if self.compile != "auto" and not isinstance(self.compile, bool):
             raise InputError("compile", self.compile, '"auto", True or False')
-        one_of("precision", self.precision, ["float32", "tf32"])
+        one_of("precision", self.precision, PRECISIONS)
         if self.participation is not None and not isinstance(self.participation, Participation):
             object.__setattr__(self, "participation", Participation(self.participation))
 
@@ -146,16 +148,15 @@ class Setup:
     def torch_device(self) -> torch.device:
         """Return the device; raise InputError if it is not usable or does not support the precision."""
         device = _device(self.device)
-        if device.type != "cuda" and self.precision == "tf32":
-            accepted = f'"float32": TF32 needs a GPU, the run is on {device.type}'
-            raise InputError("precision", self.precision, accepted)
+        check_precision(self.precision, device)
         return device
 
     def workload(self, model: VectorModel, federation: Any) -> Workload:
         """Return the problem as an engine sees it."""
         return Workload.of(
-            model, federation, self.loss, self.batch_size, self.sampling, self.weight_decay, self.seed
-        )
+            model, federation, self.loss, self.batch_size, self.sampling, self.weight_decay, self.seed,
+            precision=self.precision,
+        )  # fmt: skip
 
 
 EXAMPLES = {

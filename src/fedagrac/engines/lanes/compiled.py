@@ -1,4 +1,4 @@
-"""Steps compiled to machine code, for CPUs.
+"""Steps compiled to machine code.
 
 A step is traced to a flat list of operations: forward, backward and update of all lanes. Torch's inductor then
 compiles it. Compiled code stays on disk, so the next process needs a few seconds instead of tens.
@@ -58,7 +58,8 @@ def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]
         )
 
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng([]):  # the state of dropout stays unchanged
+        gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
+        with warnings.catch_warnings(), torch.random.fork_rng(gpus):  # the state of dropout stays unchanged
             warnings.simplefilter("ignore")  # they concern torch's internals; users cannot act on them
             # every call has the same shapes and memory, so torch need not check them
             skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)

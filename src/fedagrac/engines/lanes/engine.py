@@ -21,7 +21,6 @@ import torch
 from fedagrac.core.local import Plan, Result
 from fedagrac.engines.lanes.compiled import CannotCompileError
 from fedagrac.engines.lanes.fixed import FixedLanes
-from fedagrac.engines.lanes.layers import RoutedLayers
 from fedagrac.engines.lanes.memory import LaneMemory
 from fedagrac.engines.lanes.model import LaneModel
 from fedagrac.engines.lanes.peeled import PeeledLanes
@@ -44,7 +43,7 @@ class LanesEngine:
         width: the most lanes in one wave; None as long as all fit into memory.
         fixed: whether steps have a few fixed shapes instead of exact peeling. On a GPU, where this is the default,
             such steps are recorded as CUDA graphs.
-        compiled: whether those steps are compiled, on a CPU.
+        compiled: whether those steps are compiled.
         model: the module as a function of many lanes.
         memory: estimates how many lanes fit.
         prepared: the buffers and prepared steps of every wave shape so far.
@@ -58,7 +57,7 @@ class LanesEngine:
         on_gpu = workload.model.device.type == "cuda"
         self.workload = workload
         self.width = width
-        self.compiled = compiled and not on_gpu
+        self.compiled = compiled
         self.fixed = ((on_gpu or self.compiled) if fixed is None else fixed) and not workload.on_host
         if self.compiled and workload.on_host:
             self.compiled = False
@@ -198,8 +197,9 @@ class LanesEngine:
         try:
             self.prepared[shape].run(wave, plan, x, result)
         except CannotCompileError as error:  # raised before anything was written
-            self.fixed = self.compiled = False
-            self.model.layers = RoutedLayers(side_by_side=True)
+            self.compiled = False
+            self.fixed = self.model.uncompile()
+            self.prepared.clear()
             warnings.warn(f"steps run uncompiled, which is slower: {error}", stacklevel=2)
-            return False
+            return self.fixed and self._run_fixed(wave, plan, x, result)
         return True

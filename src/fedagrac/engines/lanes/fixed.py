@@ -1,10 +1,10 @@
 """Lanes whose steps have a few fixed shapes, so that a step can be prepared once and repeated.
 
 A CUDA graph replays a step without the cost of Python and of launching kernels. A compiled step runs without the
-cost of calling operations. Both are bound to the shapes and the memory they were made with. Therefore lanes live
-in permanent buffers, a step counter on the device looks up everything a step needs in tables, and a step runs on
-the smallest of a few widths that covers the lanes still running. Finished lanes stay, with step size 0, until
-the width shrinks.
+cost of calling operations, and in fewer kernels; on a GPU it is recorded, too. Both are bound to the shapes and
+the memory they were made with. Therefore lanes live in permanent buffers, a step counter on the device looks up
+everything a step needs in tables, and a step runs on the smallest of a few widths that covers the lanes still
+running. Finished lanes stay, with step size 0, until the width shrinks.
 """
 
 from __future__ import annotations
@@ -146,7 +146,9 @@ class FixedLanes:
         self.unroll = _unroll(wave, workload) if compiled else 1
         self.widths = widths_for(W, COMPILED_WIDTHS if compiled else WIDTHS)
         self._prepared: dict[Kind, Callable[[], Any]] = {}
+        self._on_gpu = device.type == "cuda"
         self._pool: Any = None
+        self._side: Any = None
 
     def _blocks(self, lanes: int, x: Tensor) -> list[Tensor]:
         """Return zeros in one block [lanes, ...] for each parameter."""
@@ -186,9 +188,10 @@ class FixedLanes:
     def run(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
         """Run a wave and write its rows into the result; compile or record missing steps first."""
         kinds = self._kinds(wave, plan)
-        for kind in dict.fromkeys(kinds):
-            if kind not in self._prepared:
-                self._prepared[kind] = self._prepare(kind)
+        missing = [kind for kind in dict.fromkeys(kinds) if kind not in self._prepared]
+        if missing:
+            with _no_garbage_collection() if self._on_gpu else contextlib.nullcontext():
+                self._prepared |= {kind: self._prepare(kind) for kind in missing}
         b = self.buffers
         rows = torch.from_numpy(wave.rows).to(x.device)
         self._begin(wave, plan, x, rows)
@@ -346,26 +349,25 @@ class FixedLanes:
         return [g * per_lane(factors, g) for g in gradients]
 
     def _prepare(self, kind: Kind) -> Callable[[], Any]:
-        """Return a function that makes the steps of a kind: compiled, recorded, or plain."""
-        if self.compiled:
-            return compile_step(lambda buffers: self._steps(kind, Buffers(*buffers)), self.buffers)
-        if self.buffers.loss.device.type == "cuda":
-            return self._record(kind)
-        return lambda: self._steps(kind, self.buffers)
-
-    def _record(self, kind: Kind) -> Callable[[], Any]:
-        """Record the steps of a kind as a CUDA graph and return its replay."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        """Return a function that makes the steps of a kind: compiled or plain, and on a GPU recorded."""
+        steps: Callable[[], Any] = lambda: self._steps(kind, self.buffers)  # noqa: E731
         self.buffers.counter.zero_()
-        side.wait_stream(torch.cuda.current_stream())
+        if self.compiled:
+            steps = compile_step(lambda buffers: self._steps(kind, Buffers(*buffers)), self.buffers)
+        return self._record(steps) if self._on_gpu else steps
+
+    def _record(self, steps: Callable[[], Any]) -> Callable[[], Any]:
+        """Record steps as a CUDA graph and return its replay."""
+        if self._side is None:  # one for all recordings: libraries allocate memory for each stream
+            self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._side.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with torch.random.fork_rng([self.buffers.loss.device]):  # recording leaves the state of dropout unchanged
-            with torch.cuda.stream(side):
-                for _ in range(3):  # before the recording, libraries choose their kernels and allocate
-                    self._steps(kind, self.buffers)
-            torch.cuda.current_stream().wait_stream(side)
-            with _no_garbage_collection(), torch.cuda.graph(graph, pool=self._pool):
-                self._steps(kind, self.buffers)
+            with torch.cuda.stream(self._side):
+                steps()  # before the recording, libraries choose their kernels and allocate
+            torch.cuda.current_stream().wait_stream(self._side)
+            with torch.cuda.graph(graph, pool=self._pool):
+                steps()
         self._pool = graph.pool()
         return graph.replay
 
@@ -377,7 +379,7 @@ def _unroll(wave: Wave, workload: Workload) -> int:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Collect garbage before, not during, a recording: freeing an earlier graph would break it."""
+    """Collect garbage before, not during, recordings: freeing an earlier graph would break them."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

@@ -1,9 +1,9 @@
 """Layers that run for many lanes at once.
 
 A vmapped convolution becomes a grouped convolution, and cuDNN runs its groups one after another. On a GPU a
-convolution can instead be one batched matrix product of weights and patches over all lanes. Which of the two is
-faster depends on the shape, so both are timed once per shape. On a CPU grouped convolutions are fast if the
-channels of all lanes lie side by side in memory; pools must keep that layout.
+convolution can instead take another route, such as one batched matrix product of weights and patches over all
+lanes (`convolutions.py`). On a CPU grouped convolutions are fast if the channels of all lanes lie side by side in
+memory; pools must keep that layout.
 
 A mode sees the calls of the user's module and routes them to functions with their own vmap rule. The gradient is
 taken outside the vmap, so torch differentiates what those functions call.
@@ -12,16 +12,15 @@ taken outside the vmap, so torch differentiates what those functions call.
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.func import vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedagrac.engines.lanes.kernels.patches import Convolution, columns_of, pictures_of
+from fedagrac.engines.lanes.convolutions import GROUPED, ROUTES
+from fedagrac.engines.lanes.kernels.patches import Convolution
 from fedagrac.engines.lanes.modes import CallMode
 from fedagrac.engines.lanes.pools import Maxima, tiling_window
 from fedagrac.engines.lanes.positions import UsedPositions
@@ -30,7 +29,7 @@ from fedagrac.engines.lanes.recurrent import recurrent_routes
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["RoutedLayers", "convolutions_of", "faster_as_products"]
+__all__ = ["RoutedLayers", "convolutions_of"]
 
 _OPTIONS = ("bias", "stride", "padding", "dilation", "groups")
 
@@ -39,7 +38,7 @@ class RoutedLayers(CallMode):
     """Runs layers as functions of many lanes while the mode is active.
 
     Attributes:
-        products: the convolutions that run as products of patches; all others run as grouped convolutions.
+        routes: the names of the routes that convolutions take; all others take torch's own vmap rule.
         side_by_side: whether the channels of all lanes lie side by side in memory, for CPUs.
         fused: whether pools and dropout consist of operations that a compiler can fuse; slower uncompiled.
         positions: the positions of sequences that a forward pass uses; None for all of them.
@@ -47,10 +46,10 @@ class RoutedLayers(CallMode):
     """
 
     def __init__(
-        self, products: Iterable[Convolution] = (), side_by_side: bool = False, fused: bool = False
+        self, routes: Mapping[Convolution, str] | None = None, side_by_side: bool = False, fused: bool = False
     ) -> None:
         super().__init__()
-        self.products = frozenset(products)
+        self.routes = dict(routes or {})
         self.side_by_side = side_by_side
         self.fused = fused
         self.positions: UsedPositions | None = None
@@ -64,8 +63,10 @@ class RoutedLayers(CallMode):
             functional.multi_head_attention_forward: _multi_head_attention,
         }
         self._routes |= recurrent_routes(fused)
+        if side_by_side or fused:
+            self._routes[functional.dropout] = self._dropout
         if side_by_side:
-            self._routes |= {functional.dropout: self._dropout, functional.group_norm: _group_norm}
+            self._routes[functional.group_norm] = _group_norm
         else:
             self._routes[functional.linear] = _linear
 
@@ -92,10 +93,12 @@ class RoutedLayers(CallMode):
 
     def _convolution(self, *args: Any, **options: Any) -> Tensor:
         inputs, weight, bias, convolution = _parse(args, options)
-        if convolution is None or not (self.side_by_side or convolution in self.products):
+        name = GROUPED
+        if convolution is not None:
+            name = "channels last" if self.side_by_side else self.routes.get(convolution, GROUPED)
+        if name == GROUPED:
             return torch.conv2d(*args, **options)
-        layer = _SideBySide if self.side_by_side else _Products
-        output: Tensor = layer.apply(inputs, weight, convolution)  # type: ignore[no-untyped-call]
+        output: Tensor = _Convolution.apply(inputs, weight, convolution, name)  # type: ignore[no-untyped-call]
         return output if bias is None else output + bias[:, None, None]
 
     def _max_pool(self, inputs: Tensor, *args: Any, **options: Any) -> Any:
@@ -105,7 +108,7 @@ class RoutedLayers(CallMode):
         return _Pool.apply(inputs, self.side_by_side, window, args, options)  # type: ignore[no-untyped-call]
 
     def _dropout(self, *args: Any, **options: Any) -> Tensor:
-        return _dropout(self.fused, *args, **options)
+        return _dropout(self.fused, self.side_by_side, *args, **options)
 
 
 def _group_norm(inputs: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -133,20 +136,26 @@ def _embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None, *arg
     return torch.where((ids == padding_idx % weight.shape[0])[..., None], rows.detach(), rows)
 
 
-def _dropout(fused: bool, inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def _dropout(
+    fused: bool, stored: bool, inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
     """Return dropout with masks from uniform numbers, which a CPU draws many times faster than Bernoulli ones.
 
-    In compiled steps torch would draw its numbers one by one, so there the numbers are scrambled counters.
+    In compiled steps torch would draw its numbers one by one, so there the numbers are scrambled counters. A CPU
+    keeps them for the backward pass; a GPU computes them again, which takes less time than reading them.
     """
     if not training or p in (0.0, 1.0):
         return functional.dropout(inputs, p, training)
+    fine = torch.promote_types(inputs.dtype, torch.float32)  # bf16 would round p and 1 / (1 - p) to 8 bits
     if not fused:
-        return torch.where(torch.rand_like(inputs) >= p, inputs / (1 - p), 0.0)
+        return torch.where(torch.rand_like(inputs, dtype=fine) >= p, inputs / (1 - p), 0.0)
     seeds = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=inputs.device)
     kept = _scrambled(inputs.numel(), seeds) >= round(p * 2**32) - 2**31
-    factor = torch.where(kept, torch.tensor(1 / (1 - p), dtype=inputs.dtype, device=inputs.device), 0.0)
+    if not stored:
+        return torch.where(kept.reshape(inputs.shape), inputs / (1 - p), 0.0)
+    factor = torch.where(kept, torch.tensor(1 / (1 - p), dtype=fine, device=inputs.device), 0.0)
     factor = factor.as_strided(factor.shape, factor.stride())  # in memory: not computed again at every read
-    return inputs * factor.reshape(inputs.shape)
+    return (inputs * factor.reshape(inputs.shape)).to(inputs.dtype)
 
 
 def _scrambled(count: int, seeds: Tensor) -> Tensor:
@@ -189,66 +198,17 @@ class _Routed(torch.autograd.Function):
 
 
 class _Convolution(_Routed):
-    """A convolution without bias."""
+    """A convolution without bias, on one of the routes."""
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+    def forward(x: Tensor, w: Tensor, c: Convolution, name: str) -> Tensor:
         return functional.conv2d(x, w, None, c.stride, c.padding)
 
-
-class _Products(_Convolution):
-    """A convolution as one batched product of all lanes' weights and patches."""
-
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, c: Convolution) -> tuple[Tensor, int]:
-        """Lay out the patches and multiply."""
+    def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, c: Convolution, name: str) -> tuple[Tensor, int]:
+        """Take the route."""
         lanes = info.batch_size
-        output: Tensor = _PatchProduct.apply(  # type: ignore[no-untyped-call]
-            _lanes_first(x, in_dims[0], lanes), _lanes_first(w, in_dims[1], lanes), c
-        )
-        return output, 0
-
-
-class _PatchProduct(torch.autograd.Function):
-    """Turns pictures [lanes, n, C, H, W] and weights [lanes, O, C, h, w] into outputs [lanes, n, O, R, Q].
-
-    In memory the outputs have the order of the product, [lanes, O, n, R, Q].
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, c: Convolution) -> Tensor:
-        columns = columns_of(x, c)
-        ctx.save_for_backward(columns, w)
-        ctx.convolution = c
-        product = w.reshape(len(w), c.weight[0], -1) @ columns
-        return product.reshape(len(w), c.weight[0], c.inputs[0], *c.places).transpose(1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
-        columns, w = ctx.saved_tensors
-        c = ctx.convolution
-        flat = gradient.transpose(1, 2).reshape(len(w), c.weight[0], -1)
-        to_weights = (flat @ columns.transpose(1, 2)).reshape(w.shape)
-        if not ctx.needs_input_grad[0]:
-            return None, to_weights, None
-        return pictures_of(w.reshape(len(w), c.weight[0], -1).transpose(1, 2) @ flat, c), to_weights, None
-
-
-class _SideBySide(_Convolution):
-    """A grouped convolution; the channels of all lanes lie side by side in memory."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, c: Convolution) -> tuple[Tensor, int]:
-        """Run one group per lane."""
-        lanes = info.batch_size
-        channels = _lanes_first(x, in_dims[0], lanes).movedim(0, 1).flatten(1, 2)
-        weights = _lanes_first(w, in_dims[1], lanes).flatten(0, 1)
-        output = functional.conv2d(
-            channels.contiguous(memory_format=torch.channels_last),
-            weights.contiguous(memory_format=torch.channels_last),
-            None, c.stride, c.padding, groups=lanes,
-        )  # fmt: skip
-        return output.reshape(len(output), lanes, -1, *c.places), 1
+        return ROUTES[name].run(_lanes_first(x, in_dims[0], lanes), _lanes_first(w, in_dims[1], lanes), c), 0
 
 
 class _Pool(_Routed):
@@ -273,12 +233,16 @@ class _Pool(_Routed):
             if window is None:
                 pooled = functional.max_pool2d(joined, *args, **options)
             else:
-                pooled = Maxima.apply(joined, window)  # type: ignore[no-untyped-call]
+                pooled = Maxima.apply(joined, window, True)  # type: ignore[no-untyped-call]
             return torch.unflatten(pooled, 1, (info.batch_size, -1)), 1
         swapped = x.ndim == 5 and not x.is_contiguous() and x.transpose(1, 2).is_contiguous()
         if swapped:
             x = x.transpose(1, 2)
-        output = functional.max_pool2d(x.flatten(0, 1), *args, **options).unflatten(0, x.shape[:2])
+        if window is None:
+            pooled = functional.max_pool2d(x.flatten(0, 1), *args, **options)
+        else:
+            pooled = Maxima.apply(x.flatten(0, 1), window)  # type: ignore[no-untyped-call]
+        output = torch.unflatten(pooled, 0, x.shape[:2])
         return output.transpose(1, 2) if swapped else output, 0
 
 
@@ -306,76 +270,27 @@ def _parse(
 
 
 class _Collect(CallMode):
-    """Collects the convolutions of a forward pass."""
+    """Collects the convolutions of a forward pass, and whether the gradient of their pictures is needed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolutions: list[Convolution] = []
+        self.convolutions: dict[Convolution, bool] = {}
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if function is torch.conv2d:
-            convolution = _parse(args, options)[3]
+            inputs, _, _, convolution = _parse(args, options)
             if convolution is not None:
-                self.convolutions.append(convolution)
+                needed = self.convolutions.get(convolution, False)
+                self.convolutions[convolution] = needed or inputs.requires_grad
         return function(*args, **options)
 
 
-def convolutions_of(forward: Callable[[], Any]) -> list[Convolution]:
-    """Return the different convolutions of one forward pass, in order."""
-    with torch.no_grad(), _Collect() as seen:
+def convolutions_of(forward: Callable[[], Any]) -> dict[Convolution, bool]:
+    """Return the different convolutions of one forward pass, in order.
+
+    Each is mapped to whether a backward pass needs the gradient of its pictures, which the first layer does not.
+    """
+    seen = _Collect()
+    with torch.enable_grad(), seen:
         forward()
-    return list(dict.fromkeys(seen.convolutions))
-
-
-def faster_as_products(
-    convolutions: Iterable[Convolution], lanes: int, device: torch.device, dtype: torch.dtype
-) -> list[Convolution]:
-    """Time each convolution both ways, forward and backward; return those faster as products of patches."""
-    return [
-        c
-        for c in convolutions
-        if _seconds(c, lanes, device, dtype, True) < _seconds(c, lanes, device, dtype, False)
-    ]
-
-
-def _seconds(c: Convolution, lanes: int, device: torch.device, dtype: torch.dtype, products: bool) -> float:
-    """Return the seconds of a forward and backward pass; on a GPU those of its kernels alone."""
-    try:
-        inputs = torch.zeros((lanes, *c.inputs), dtype=dtype, device=device, requires_grad=True)
-        weights = torch.zeros((lanes, *c.weight), dtype=dtype, device=device, requires_grad=True)
-
-        def one(x: Tensor, w: Tensor) -> Tensor:
-            return functional.conv2d(x, w, None, c.stride, c.padding)
-
-        def both() -> None:
-            with torch.enable_grad(), RoutedLayers([c] if products else []):
-                outputs = vmap(one)(inputs, weights)
-                torch.autograd.grad(outputs, (inputs, weights), torch.ones_like(outputs))
-
-        repeat: Callable[[], Any] = both
-        if device.type == "cuda":
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                both()
-                both()
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                both()
-            repeat = graph.replay
-        best = float("inf")
-        for _ in range(5):  # in the first run the libraries choose their kernels
-            _wait(device)
-            begun = time.perf_counter()
-            repeat()
-            _wait(device)
-            best = min(best, time.perf_counter() - begun)
-    except torch.OutOfMemoryError:
-        return float("inf")
-    return best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return seen.convolutions

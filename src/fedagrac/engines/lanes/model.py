@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import warnings
 from collections.abc import Sequence
@@ -14,16 +15,18 @@ from torch.func import functional_call, vmap
 
 from fedagrac.core.optimizers import ascent_factors
 from fedagrac.data.trees import leaves, map_leaves, num_samples
-from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of, faster_as_products
+from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.engines.lanes.modes import CannotBatchError
 from fedagrac.engines.lanes.points import per_lane
 from fedagrac.engines.lanes.positions import ChangedCallsError, UsedPositions, used_positions
-from fedagrac.engines.precision import tf32
+from fedagrac.engines.lanes.routes import choose_routes
+from fedagrac.engines.precision import Precision, products
 from fedagrac.engines.serial import seed_dropout, training
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedagrac.engines.lanes.kernels.patches import Convolution
     from fedagrac.engines.lanes.points import Points
     from fedagrac.engines.workload import Workload
 
@@ -41,10 +44,11 @@ class LaneModel:
 
     Attributes:
         layers: how layers run for many lanes; None for torch's own vmap rules. On a GPU `route` sets them.
+        fused: whether layers consist of operations that a compiler can fuse, for compiled steps.
     """
 
     def __init__(self, workload: Workload, fused: bool) -> None:
-        self.workload = workload
+        self.workload, self.fused = workload, fused
         on_gpu = workload.model.device.type == "cuda"
         self.layers = None if on_gpu else RoutedLayers(side_by_side=True, fused=fused)
         self._losses = vmap(self._loss, randomness="different")
@@ -153,12 +157,13 @@ class LaneModel:
         """Return one lane's loss as a function of its parameters, and its buffers afterwards."""
         args, options = self.workload.arguments(inputs)
         state = parameters | buffers  # where the module replaces a buffer, torch replaces it here, too
+        module = self.workload.model.module
         with contextlib.nullcontext() if self.layers is None else self.layers.forward_pass():
-            output = functional_call(self.workload.model.module, state, args, options)
+            output = self.workload.computed(lambda: functional_call(module, state, args, options))
         return self.workload.loss(output, targets), {name: state[name] for name in buffers}
 
     def route(self, lanes: int) -> None:
-        """Choose, once and on a GPU only, which convolutions run as products of patches."""
+        """Choose, once and on a GPU only, the route of every convolution."""
         w = self.workload
         if self.layers is not None or w.model.device.type != "cuda":
             return
@@ -166,7 +171,30 @@ class LaneModel:
         samples = torch.zeros(batch, dtype=torch.int64, device=w.model.device)
         inputs, _ = w.load(samples, generators=w.generators([0], 0))
         convolutions = convolutions_of(lambda: w.call(inputs))
-        self.layers = RoutedLayers(faster_as_products(convolutions, lanes, w.model.device, w.model.dtype))
+        self.use_routes(choose_routes(convolutions, lanes, w.model.device, w.product_dtype), batch)
+
+    def use_routes(self, routes: dict[Convolution, str], batch: int) -> None:
+        """Let convolutions take these routes. If two lanes then go wrong, warn and use torch's rules."""
+        w = self.workload
+        self.layers = RoutedLayers(routes, fused=self.fused)
+        X = w.model.initial().repeat(2, 1)
+        samples = torch.arange(2 * batch, device=w.model.device).reshape(2, batch) % num_samples(w.inputs)
+        try:
+            agrees = self._compared(X, samples)
+            reason = "the gradient is another one than that of the module itself"
+        except Exception as error:  # a layer may not take the layout of a route
+            agrees, reason = False, str(error).strip().splitlines()[0]
+        if not agrees:
+            self.layers = RoutedLayers(fused=self.fused)
+            warnings.warn(f"convolutions run as grouped ones: with faster routes {reason}", stacklevel=5)
+
+    def uncompile(self) -> bool:
+        """Replace layers for compiled steps by those for others; return whether they are the layers of a GPU."""
+        self.fused = False
+        layers = self.layers or RoutedLayers(side_by_side=self.workload.model.device.type != "cuda")
+        self.layers = RoutedLayers(layers.routes, layers.side_by_side)
+        self.layers.positions = layers.positions
+        return not layers.side_by_side
 
     def check(self) -> bool:
         """Return whether two lanes can step together; if not, warn and name the layer that cannot be batched."""
@@ -175,20 +203,18 @@ class LaneModel:
         samples = torch.arange(2 * COMPARED, device=w.model.device).reshape(2, COMPARED) % num_samples(w.inputs)
         on_gpu = w.model.device.type == "cuda"
         failure: Exception | None = None
-        if self.layers is not None:
+        # in bf16 casts are calls, too; and a forward pass that moved buffers could not be made again
+        if self.layers is not None and w.precision != "bf16" and not w.model.buffers.names:
             self.layers.positions = self._positions(samples[0])
         for layers in (RoutedLayers() if on_gpu else self.layers, None):  # ours, then torch's vmap rules
             self.layers = layers
             try:
-                with training(w), tf32(False):
-                    gradients = self.gradient(X, samples, None, generators=w.generators([0, 0], 0))[1]
+                agrees = self._compared(X, samples)
             except Exception as error:
                 failure = failure or error  # of our layers: without them torch may stop at an earlier layer
                 if isinstance(error, CannotBatchError):
                     break
             else:
-                with tf32(False):
-                    agrees = self._agrees(X[0], samples, gradients) or self._agrees_in_double(samples, gradients)
                 if not agrees:
                     reason = "a vmap rule of torch gives another gradient than the module itself"
                     warnings.warn(f"clients run one after another: {reason}", stacklevel=4)
@@ -215,6 +241,23 @@ class LaneModel:
         finally:
             w.model.buffers.put(None)
 
+    def _compared(self, X: Tensor, samples: Tensor) -> bool:
+        """Return whether two equal models step together and have the gradients of the module itself."""
+        gradients = self._gradients_in("float32", X, samples)
+        if self.workload.precision == "bf16":
+            self._gradients_in("bf16", X, samples)  # not compared: rounding differs
+        return self._agrees(X[0], samples, gradients) or self._agrees_in_double(samples, gradients)
+
+    def _gradients_in(self, precision: Precision, X: Tensor, samples: Tensor) -> Tensor:
+        """Return each lane's gradient, [m, d], with products of this precision."""
+        w = self.workload
+        self.workload = dataclasses.replace(w, precision=precision)
+        try:
+            with training(w), products(precision):
+                return self.gradient(X, samples, None, generators=w.generators([0, 0], 0))[1]
+        finally:
+            self.workload = w
+
     def _agrees_in_double(self, samples: Tensor, gradients: Tensor) -> bool:
         """Return whether gradients of float32 that differ a little agree in float64.
 
@@ -229,8 +272,7 @@ class LaneModel:
         double.layers = self.layers
         X = double.workload.model.initial().repeat(2, 1)
         try:
-            with training(double.workload):
-                precise = double.gradient(X, numbers, None, generators=double.workload.generators([0, 0], 0))[1]
+            precise = double._gradients_in("float32", X, numbers)
             return double._agrees(X[0], numbers, precise)
         except Exception:  # a transform or a loss that takes float32 alone
             return False
@@ -256,10 +298,10 @@ class LaneModel:
 
     def _alone(self, x: Tensor, samples: Tensor, seed: int) -> Tensor:
         """Return the gradient at x over some samples, without vmap; the seed is that of dropout."""
-        w = self.workload
+        w = dataclasses.replace(self.workload, precision="float32")
         w.model.bind(x.clone())
         w.model.buffers.put(None)
-        with training(w), torch.enable_grad():
+        with training(w), torch.enable_grad(), products("float32"):
             seed_dropout(w, 0, seed)
             inputs, targets = w.load(samples, generators=w.generators([0], 0))
             gradient = w.model.gradient(w.loss(w.call(inputs), targets))
@@ -280,7 +322,8 @@ class LaneModel:
             rows = w.model.row_views(w.model.initial().repeat(2, 1)) | self.given_buffers(2)
             call = functools.partial(functional_call, w.model.module)
             two = map_leaves(lambda leaf: torch.stack([leaf, leaf]), inputs)
-            vmap(lambda p, X: leaves(call(p, *w.arguments(X))), randomness="different")(rows, two)
+            one = lambda p, X: leaves(w.computed(lambda: call(p, *w.arguments(X))))  # noqa: E731
+            vmap(one, randomness="different")(rows, two)
         for hook in hooks:
             hook.remove()
         unfinished = [title for title in entered if title not in left]

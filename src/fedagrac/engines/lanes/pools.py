@@ -1,4 +1,4 @@
-"""Max pooling over windows that tile a picture, for CPUs.
+"""Max pooling over windows that tile a picture, for CPUs and compiled steps.
 
 Torch's own pool stores the place of every maximum in eight bytes, and its backward pass scatters. Here a maximum
 is taken over a few slices. The backward pass gathers: every place receives the gradient if it is the first
@@ -48,14 +48,14 @@ class Maxima(torch.autograd.Function):
     """Maxima with a gradient. As in torch, it goes to the first maximum of each window."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, window: int) -> Tensor:
-        """Return the maxima."""
+    def forward(ctx: Any, x: Tensor, window: int, channels_last: bool = False) -> Tensor:
+        """Return the maxima; `channels_last` says that x has that memory layout."""
         ctx.save_for_backward(x)
-        ctx.window = window
+        ctx.window, ctx.channels_last = window, channels_last
         return maxima(x, window)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient. Operations on whole pictures let a compiler fuse them into one loop."""
         (x,), k = ctx.saved_tensors, ctx.window
         (H, W), (R, Q) = x.shape[-2:], gradient.shape[-2:]
@@ -64,13 +64,15 @@ class Maxima(torch.autograd.Function):
         first = torch.full_like(y, k * k, dtype=torch.int32)  # the place of the first maximum in its window
         for number, piece in reversed(list(enumerate(pieces))):
             first = torch.where(piece == y, number, first)
-        g = gradient.contiguous(memory_format=torch.channels_last)
-        g = g.as_strided(g.shape, g.stride())  # keeps it in memory, in the layout of x
+        g = gradient
+        if ctx.channels_last:
+            g = g.contiguous(memory_format=torch.channels_last)
+            g = g.as_strided(g.shape, g.stride())  # keeps it in memory, in the layout of x
         place = torch.arange(k * k, dtype=torch.int32, device=x.device).reshape(k, 1, k)
         spread = torch.where(first[..., :, None, :, None] == place, g[..., :, None, :, None], 0.0)
         into = spread.reshape(*x.shape[:-2], R * k, Q * k)
         beyond = (0, W - Q * k, 0, H - R * k)  # rows and columns after the last window
-        return functional.pad(into, beyond) if any(beyond) else into, None
+        return functional.pad(into, beyond) if any(beyond) else into, None, None
 
 
 class TilingPools(CallMode):

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from fedagrac.engines.lanes.kernels import recurrence
 from fedagrac.engines.lanes.modes import CannotBatchError
+from fedagrac.engines.precision import in_bf16
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,13 +75,17 @@ def _direction(
         gates = gates + (rest[0] + rest[1])
     gates = torch.unflatten(gates, 0, x.shape[:2])
     projection = rest[-1] if len(rest) % 2 else None
+    if in_bf16(x):  # as in torch's cells: products of rounded numbers, states and gates in float32
+        gates, starts = gates.float(), tuple(start.float() for start in starts)
+        w, projection = w.bfloat16(), None if projection is None else projection.bfloat16()
     return tuple(_Scan.apply(function, gates, w, recurrent_bias, projection, *starts))  # type: ignore[no-untyped-call]
 
 
 def _separately(inputs: Tensor, states: tuple[Tensor, ...]) -> bool:
     """Return whether oneDNN, the fastest LSTM on a CPU, can run every lane by itself."""
-    usable = not inputs.is_cuda and inputs.dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return usable and states[0].shape == states[1].shape
+    if inputs.is_cuda or inputs.dtype != torch.float32 or in_bf16(inputs):
+        return False
+    return torch.backends.mkldnn.is_available() and states[0].shape == states[1].shape  # type: ignore[no-untyped-call]
 
 
 def _refuse_packed(*args: Any, **options: Any) -> None:

@@ -1,8 +1,11 @@
-"""Patches of pictures as columns of a matrix, and the reverse.
+"""Patches of pictures as columns or rows of a matrix, and the reverse.
 
-With its patches as columns a convolution is a matrix product. On a GPU with Triton each direction is one kernel
-that reads and writes every number once. Elsewhere a few torch operations do the same. Pictures have the shape
-[lanes, n, channels, height, width] and any memory layout.
+With its patches as columns, or as rows, a convolution is a matrix product. On a GPU with Triton each direction is
+one kernel that reads and writes every number once. Elsewhere a few torch operations do the same. Pictures have the
+shape [lanes, n, channels, height, width] and any memory layout.
+
+Both sides of a matrix can be rounded up to a multiple of a number; the added rows and columns are zeros. To a
+compiler each direction is one operation.
 """
 
 from __future__ import annotations
@@ -10,12 +13,17 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+from torch import Tensor
+from torch.library import custom_op
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedagrac.engines.lanes.kernels.tracing import traced
 
-__all__ = ["Convolution", "columns_of", "pictures_of"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Convolution", "columns_of", "pictures_of", "pictures_of_rows", "rounded_up", "rows_of"]
 
 BLOCK = 1024
 
@@ -41,9 +49,34 @@ class Convolution(NamedTuple):
         )
         return rows, columns
 
+    @property
+    def patch(self) -> int:
+        """The numbers of one patch: channels times kernel."""
+        return self.weight[1] * self.weight[2] * self.weight[3]
 
-def columns_of(x: Tensor, c: Convolution) -> Tensor:
+    @property
+    def outputs(self) -> int:
+        """The places of all outputs of a batch."""
+        return self.inputs[0] * self.places[0] * self.places[1]
+
+
+def rounded_up(number: int, multiple: int) -> int:
+    """Return the smallest multiple that is not smaller than the number.
+
+    Examples:
+        >>> rounded_up(363, 8)
+        368
+    """
+    return -(-number // multiple) * multiple
+
+
+def columns_of(x: Tensor, c: Convolution, multiple: int = 1) -> Tensor:
     """Return the patches as [lanes, channels * kernel, n * places], one column per output place.
+
+    Args:
+        x: the pictures.
+        c: the convolution.
+        multiple: both sides of the matrix are rounded up to a multiple of this, with zeros.
 
     Examples:
         >>> import torch
@@ -54,25 +87,49 @@ def columns_of(x: Tensor, c: Convolution) -> Tensor:
                  [3., 4.],
                  [4., 5.]]])
     """
-    lanes, n, channels = x.shape[:3]
-    (high, wide), (rows, columns) = c.weight[2:], c.places
+    if traced():
+        opaque: Tensor = _columns_op(x, _flat(c), multiple)
+        return opaque
     kernel = _kernels() if x.is_cuda else None
     if kernel is not None:
-        out = x.new_empty((lanes, channels * high * wide, n * rows * columns))
+        shape = rounded_up(c.patch, multiple), rounded_up(c.outputs, multiple)
+        out = x.new_empty((len(x), *shape))
         _launch(kernel.columns, out, x, c)
         return out
-    down, right = c.padding
-    padded = functional.pad(x, [right, right, down, down]) if down or right else x
-    patches = padded.unfold(3, high, c.stride[0]).unfold(
-        4, wide, c.stride[1]
-    )  # [lanes, n, channels, R, C, kh, kw]
-    return patches.permute(0, 2, 5, 6, 1, 3, 4).reshape(lanes, channels * high * wide, n * rows * columns)
+    columns = _patches(x, c).permute(0, 2, 5, 6, 1, 3, 4).reshape(len(x), c.patch, c.outputs)
+    return _padded(columns, multiple)
+
+
+def rows_of(x: Tensor, c: Convolution, multiple: int = 1) -> Tensor:
+    """Return the patches as [lanes, n * places, kernel * channels], one row per output place.
+
+    The channels of one pixel are neighbours. Both sides are rounded up as in `columns_of`.
+
+    Examples:
+        >>> import torch
+        >>> c = Convolution((1, 2, 1, 2), (1, 2, 1, 1), stride=(1, 1), padding=(0, 0))
+        >>> rows_of(torch.arange(4.0).reshape(1, 1, 2, 1, 2), c)
+        tensor([[[0., 2.],
+                 [1., 3.]]])
+    """
+    if traced():
+        opaque: Tensor = _rows_op(x, _flat(c), multiple)
+        return opaque
+    kernel = _kernels() if x.is_cuda else None
+    if kernel is not None:
+        shape = rounded_up(c.outputs, multiple), rounded_up(c.patch, multiple)
+        out = x.new_empty((len(x), *shape))
+        _launch(kernel.rows, out, x, c)
+        return out
+    rows = _patches(x, c).permute(0, 1, 3, 4, 5, 6, 2).reshape(len(x), c.outputs, c.patch)
+    return _padded(rows, multiple)
 
 
 def pictures_of(columns: Tensor, c: Convolution) -> Tensor:
     """Return pictures [lanes, n, channels, height, width], the transpose of `columns_of`; overlaps are summed.
 
-    In memory the order is lanes, channels, n, as in the output of a product with columns.
+    Zeros by which columns were rounded up are left out. In memory the order is lanes, channels, n, as in the
+    output of a product with columns.
 
     Examples:
         >>> import torch
@@ -81,34 +138,96 @@ def pictures_of(columns: Tensor, c: Convolution) -> Tensor:
         tensor([[[[[1., 2., 1.],
                    [1., 2., 1.]]]]])
     """
-    lanes, (n, channels, height, width) = len(columns), c.inputs
-    (high, wide), (rows, places) = c.weight[2:], c.places
+    if traced():
+        opaque: Tensor = _pictures_op(columns, _flat(c))
+        return opaque
     kernel = _kernels() if columns.is_cuda else None
     if kernel is not None:
-        out = columns.new_empty((lanes, channels, n, height, width)).transpose(1, 2)
+        out = _new_pictures(columns, c, _fine(columns))
         _launch(kernel.pictures, columns.contiguous(), out, c)
-        return out
+        return out.to(columns.dtype)
+    n, channels = c.inputs[:2]
+    pieces = columns[:, : c.patch, : c.outputs].reshape(len(columns), channels, *c.weight[2:], n, *c.places)
+    return _summed(pieces.permute(2, 3, 0, 1, 4, 5, 6), c).transpose(1, 2)
+
+
+def pictures_of_rows(rows: Tensor, c: Convolution) -> Tensor:
+    """Return pictures [lanes, n, channels, height, width], the transpose of `rows_of`; overlaps are summed.
+
+    In memory the channels of one pixel are neighbours.
+
+    Examples:
+        >>> import torch
+        >>> c = Convolution((1, 1, 2, 3), (1, 1, 2, 2), stride=(1, 1), padding=(0, 0))
+        >>> pictures_of_rows(torch.ones(1, 2, 4), c)
+        tensor([[[[[1., 2., 1.],
+                   [1., 2., 1.]]]]])
+    """
+    if traced():
+        opaque: Tensor = _pictures_of_rows_op(rows, _flat(c))
+        return opaque
+    kernel = _kernels() if rows.is_cuda else None
+    if kernel is not None:
+        out = _new_pictures_of_rows(rows, c, _fine(rows))
+        _launch(kernel.pictures_of_rows, rows.contiguous(), out, c)
+        return out.to(rows.dtype)
+    n, channels = c.inputs[:2]
+    pieces = rows[:, : c.outputs, : c.patch].reshape(len(rows), n, *c.places, *c.weight[2:], channels)
+    summed = _summed(pieces.permute(4, 5, 0, 1, 6, 2, 3), c)
+    return summed.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def _patches(x: Tensor, c: Convolution) -> Tensor:
+    """Return the patches as a view [lanes, n, channels, R, Q, high, wide]."""
+    down, right = c.padding
+    padded = functional.pad(x, [right, right, down, down]) if down or right else x
+    return padded.unfold(3, c.weight[2], c.stride[0]).unfold(4, c.weight[3], c.stride[1])
+
+
+def _padded(matrices: Tensor, multiple: int) -> Tensor:
+    """Return matrices with both sides rounded up."""
+    below, beside = (rounded_up(size, multiple) - size for size in matrices.shape[1:])
+    return functional.pad(matrices, [0, beside, 0, below]) if below or beside else matrices
+
+
+def _summed(pieces: Tensor, c: Convolution) -> Tensor:
+    """Return the sums of pieces [high, wide, a, b, c, R, Q], each at its place of pictures [a, b, c, H, W]."""
+    (height, width), (rows, places) = c.inputs[2:], c.places
     (down, right), (by, across) = c.padding, c.stride
-    framed = columns.new_zeros((lanes, channels, n, height + 2 * down, width + 2 * right))
-    pieces = columns.reshape(lanes, channels, high, wide, n, rows, places)
-    for a in range(high):
-        for b in range(wide):
+    framed = pieces.new_zeros((*pieces.shape[2:5], height + 2 * down, width + 2 * right), dtype=_fine(pieces))
+    for a in range(c.weight[2]):
+        for b in range(c.weight[3]):
             part = framed[..., a : a + by * (rows - 1) + 1 : by, b : b + across * (places - 1) + 1 : across]
-            part += pieces[:, :, a, b]
-    return framed[..., down : down + height, right : right + width].transpose(1, 2)
+            part += pieces[a, b]
+    return framed[..., down : down + height, right : right + width].to(pieces.dtype)
 
 
-def _launch(kernel: Any, columns: Tensor, pictures: Tensor, c: Convolution) -> None:
+def _fine(numbers: Tensor) -> torch.dtype:
+    """Return the type in which numbers are summed: those of bf16 are summed in float32 and rounded once."""
+    return torch.promote_types(numbers.dtype, torch.float32)
+
+
+def _new_pictures(columns: Tensor, c: Convolution, dtype: torch.dtype | None = None) -> Tensor:
+    n, channels, height, width = c.inputs
+    return columns.new_empty((len(columns), channels, n, height, width), dtype=dtype).transpose(1, 2)
+
+
+def _new_pictures_of_rows(rows: Tensor, c: Convolution, dtype: torch.dtype | None = None) -> Tensor:
+    n, channels, height, width = c.inputs
+    return rows.new_empty((len(rows), n, height, width, channels), dtype=dtype).permute(0, 1, 4, 2, 3)
+
+
+def _launch(kernel: Any, matrices: Tensor, pictures: Tensor, c: Convolution) -> None:
     """Run a kernel over every entry of its output."""
     n, channels, height, width = c.inputs
-    lanes, entries = len(columns), columns.shape[2]
     if pictures.shape[1:] != c.inputs:
         raise ValueError(f"{tuple(pictures.shape[1:])} is not {c.inputs}")
-    per_lane = columns.shape[1] * entries
-    work = per_lane if kernel is _kernels().columns else n * channels * height * width
-    kernel[(-(-work // BLOCK), lanes)](
-        columns, pictures, per_lane, n, channels, height, width, *c.weight[2:], *c.places, *c.stride, *c.padding,
-        *pictures.stride(), BLOCK=BLOCK,
+    per_lane, length = matrices.shape[1] * matrices.shape[2], matrices.shape[2]
+    kernels = _kernels()
+    work = per_lane if kernel in (kernels.columns, kernels.rows) else n * channels * height * width
+    kernel[(-(-work // BLOCK), len(matrices))](
+        matrices, pictures, per_lane, length, n, channels, height, width, *c.weight[2:], *c.places, *c.stride,
+        *c.padding, *pictures.stride(), BLOCK=BLOCK,
     )  # fmt: skip
 
 
@@ -120,3 +239,62 @@ def _kernels() -> Any:
     except ImportError:
         return None
     return patches_triton
+
+
+def _flat(c: Convolution) -> list[int]:
+    return [*c.inputs, *c.weight, *c.stride, *c.padding]
+
+
+def _unflat(c: Sequence[int]) -> Convolution:
+    return Convolution(tuple(c[:4]), tuple(c[4:8]), (c[8], c[9]), (c[10], c[11]))
+
+
+def _columns(x: Tensor, c: list[int], multiple: int) -> Tensor:
+    return _fresh(columns_of(x, _unflat(c), multiple), x)
+
+
+def _rows(x: Tensor, c: list[int], multiple: int) -> Tensor:
+    return _fresh(rows_of(x, _unflat(c), multiple), x)
+
+
+def _pictures(columns: Tensor, c: list[int]) -> Tensor:
+    return pictures_of(columns, _unflat(c)).transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _pictures_of_rows(rows: Tensor, c: list[int]) -> Tensor:
+    return pictures_of_rows(rows, _unflat(c))
+
+
+def _fresh(matrices: Tensor, x: Tensor) -> Tensor:
+    """Return matrices with memory of their own: an operation may not return its input."""
+    return matrices.clone() if matrices.data_ptr() == x.data_ptr() else matrices.contiguous()
+
+
+_columns_op = custom_op("fedagrac::columns", _columns, mutates_args=())
+_rows_op = custom_op("fedagrac::rows", _rows, mutates_args=())
+_pictures_op = custom_op("fedagrac::pictures", _pictures, mutates_args=())
+_pictures_of_rows_op = custom_op("fedagrac::pictures_of_rows", _pictures_of_rows, mutates_args=())
+
+
+@_columns_op.register_fake
+def _(x: Tensor, c: list[int], multiple: int) -> Tensor:
+    convolution = _unflat(c)
+    sides = (rounded_up(size, multiple) for size in (convolution.patch, convolution.outputs))
+    return x.new_empty((len(x), *sides))
+
+
+@_rows_op.register_fake
+def _(x: Tensor, c: list[int], multiple: int) -> Tensor:
+    convolution = _unflat(c)
+    sides = (rounded_up(size, multiple) for size in (convolution.outputs, convolution.patch))
+    return x.new_empty((len(x), *sides))
+
+
+@_pictures_op.register_fake
+def _(columns: Tensor, c: list[int]) -> Tensor:
+    return _new_pictures(columns, _unflat(c))
+
+
+@_pictures_of_rows_op.register_fake
+def _(rows: Tensor, c: list[int]) -> Tensor:
+    return _new_pictures_of_rows(rows, _unflat(c))

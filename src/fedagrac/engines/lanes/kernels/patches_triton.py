@@ -5,12 +5,12 @@
 import triton
 import triton.language as tl
 
-__all__ = ["columns", "pictures"]
+__all__ = ["columns", "pictures", "pictures_of_rows", "rows"]
 
 
 @triton.jit
 def columns(
-    out, x, per_lane, n: tl.constexpr, channels: tl.constexpr, height: tl.constexpr,
+    out, x, per_lane, length: tl.constexpr, n: tl.constexpr, channels: tl.constexpr, height: tl.constexpr,
     width: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, R: tl.constexpr, Q: tl.constexpr,
     DOWN: tl.constexpr, ACROSS: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, lane_s, n_s, channel_s,
     row_s, column_s, BLOCK: tl.constexpr,
@@ -18,13 +18,36 @@ def columns(
     lane = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < per_lane
-    q, rest = at % Q, at // Q
-    r, rest = rest % R, rest // R
-    i, rest = rest % n, rest // n
-    b, rest = rest % KW, rest // KW
+    place, row = at % length, at // length
+    q, rest = place % Q, place // Q
+    r, i = rest % R, rest // R
+    b, rest = row % KW, row // KW
     a, channel = rest % KH, rest // KH
     h, w = r * DOWN + a - PAD_H, q * ACROSS + b - PAD_W
-    real = inside & (h >= 0) & (h < height) & (w >= 0) & (w < width)
+    real = inside & (channel < channels) & (i < n) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
+    values = tl.load(
+        x + lane * lane_s + i * n_s + channel * channel_s + h * row_s + w * column_s, mask=real, other=0.0
+    )
+    tl.store(out + lane * per_lane + at, values, mask=inside)
+
+
+@triton.jit
+def rows(
+    out, x, per_lane, length: tl.constexpr, n: tl.constexpr, channels: tl.constexpr, height: tl.constexpr,
+    width: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, R: tl.constexpr, Q: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, lane_s, n_s, channel_s,
+    row_s, column_s, BLOCK: tl.constexpr,
+):  # fmt: skip
+    lane = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < per_lane
+    entry, place = at % length, at // length
+    channel, rest = entry % channels, entry // channels
+    b, a = rest % KW, rest // KW
+    q, rest = place % Q, place // Q
+    r, i = rest % R, rest // R
+    h, w = r * DOWN + a - PAD_H, q * ACROSS + b - PAD_W
+    real = inside & (a < KH) & (i < n) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
     values = tl.load(
         x + lane * lane_s + i * n_s + channel * channel_s + h * row_s + w * column_s, mask=real, other=0.0
     )
@@ -33,7 +56,7 @@ def columns(
 
 @triton.jit
 def pictures(
-    columns, out, per_lane, n: tl.constexpr, channels: tl.constexpr, height: tl.constexpr,
+    columns, out, per_lane, length: tl.constexpr, n: tl.constexpr, channels: tl.constexpr, height: tl.constexpr,
     width: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, R: tl.constexpr,
     Q: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, lane_s,
     n_s, channel_s, row_s, column_s, BLOCK: tl.constexpr,
@@ -45,14 +68,39 @@ def pictures(
     h, rest = rest % height, rest // height
     i, channel = rest % n, rest // n
     total = tl.zeros((BLOCK,), dtype=out.dtype.element_ty)
-    places = n * R * Q
-    for a in tl.static_range(KH):
-        for b in tl.static_range(KW):
-            r, q = h + PAD_H - a, w + PAD_W - b
-            hit = inside & (r >= 0) & (q >= 0) & (r % DOWN == 0) & (q % ACROSS == 0)
-            r, q = r // DOWN, q // ACROSS
-            hit = hit & (r < R) & (q < Q)
+    last_r, last_q = (h + PAD_H) // DOWN, (w + PAD_W) // ACROSS  # of the outputs whose patches hold this pixel
+    for back in tl.static_range((KH + DOWN - 1) // DOWN):
+        for left in tl.static_range((KW + ACROSS - 1) // ACROSS):
+            r, q = last_r - back, last_q - left
+            a, b = h + PAD_H - r * DOWN, w + PAD_W - q * ACROSS
+            hit = inside & (r >= 0) & (q >= 0) & (r < R) & (q < Q) & (a < KH) & (b < KW)
             row = (channel * KH + a) * KW + b
             place = (i * R + r) * Q + q
-            total += tl.load(columns + lane * per_lane + row * places + place, mask=hit, other=0.0)
+            total += tl.load(columns + lane * per_lane + row * length + place, mask=hit, other=0.0)
+    tl.store(out + lane * lane_s + i * n_s + channel * channel_s + h * row_s + w * column_s, total, mask=inside)
+
+
+@triton.jit
+def pictures_of_rows(
+    rows, out, per_lane, length: tl.constexpr, n: tl.constexpr, channels: tl.constexpr, height: tl.constexpr,
+    width: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, R: tl.constexpr,
+    Q: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, lane_s,
+    n_s, channel_s, row_s, column_s, BLOCK: tl.constexpr,
+):  # fmt: skip
+    lane = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n * channels * height * width
+    channel, rest = at % channels, at // channels
+    w, rest = rest % width, rest // width
+    h, i = rest % height, rest // height
+    total = tl.zeros((BLOCK,), dtype=out.dtype.element_ty)
+    last_r, last_q = (h + PAD_H) // DOWN, (w + PAD_W) // ACROSS
+    for back in tl.static_range((KH + DOWN - 1) // DOWN):
+        for left in tl.static_range((KW + ACROSS - 1) // ACROSS):
+            r, q = last_r - back, last_q - left
+            a, b = h + PAD_H - r * DOWN, w + PAD_W - q * ACROSS
+            hit = inside & (r >= 0) & (q >= 0) & (r < R) & (q < Q) & (a < KH) & (b < KW)
+            entry = (a * KW + b) * channels + channel
+            place = (i * R + r) * Q + q
+            total += tl.load(rows + lane * per_lane + place * length + entry, mask=hit, other=0.0)
     tl.store(out + lane * lane_s + i * n_s + channel * channel_s + h * row_s + w * column_s, total, mask=inside)

@@ -12,7 +12,8 @@ Tensors have the shapes
     w     [lanes, gates * H, R]      the recurrent weights
     h0    [lanes, n, R]              the first state; all states are [lanes, T + 1, n, R]
 
-where R = H, except in an LSTM with projections.
+where R = H, except in an LSTM with projections. In bf16 the weights alone are rounded before; then states and
+gates are rounded where they are multiplied, and everything else is float32.
 """
 
 from __future__ import annotations
@@ -22,6 +23,24 @@ from torch import Tensor
 from torch.library import custom_op
 
 __all__ = ["gru_backward_op", "gru_op", "lstm_backward_op", "lstm_op", "rnn_backward_op", "rnn_op"]
+
+
+def _product(left: Tensor, weights: Tensor) -> Tensor:
+    """Return a batched product whose left side is rounded to the type of the weights."""
+    return torch.bmm(left.to(weights.dtype), weights)
+
+
+def _add_product(into: Tensor, left: Tensor, weights: Tensor) -> Tensor:
+    """Add a batched product to a tensor, in one operation if all have one type; return the tensor."""
+    if into.dtype == weights.dtype:
+        return into.baddbmm_(left, weights)
+    return into.add_(_product(left, weights))
+
+
+def _of_weights(gradient: Tensor, inputs: Tensor, weights: Tensor) -> Tensor:
+    """Return the gradient of weights that multiply inputs at all times, from that of the products."""
+    dtype = weights.dtype
+    return gradient.flatten(1, 2).mT.to(dtype) @ inputs.flatten(1, 2).to(dtype)
 
 
 def lstm(
@@ -44,14 +63,14 @@ def lstm(
     h[:, 0], c[:, 0] = h0, c0
     i, f, g, o = torch.split(a, H, -1)
     for t in range(T):
-        a[:, t].baddbmm_(h[:, t], w.mT)
+        _add_product(a[:, t], h[:, t], w.mT)
         a[:, t, :, : 2 * H].sigmoid_()
         g[:, t].tanh_()
         o[:, t].sigmoid_()
         torch.mul(f[:, t], c[:, t], out=c[:, t + 1]).addcmul_(i[:, t], g[:, t])
         torch.mul(o[:, t], c[:, t + 1].tanh(), out=y[:, t])
         if projection is not None:
-            torch.bmm(y[:, t], projection.mT, out=h[:, t + 1])
+            h[:, t + 1] = _product(y[:, t], projection.mT)
     return h, c, a, gates.new_empty(0) if projection is None else y
 
 
@@ -89,15 +108,14 @@ def lstm_backward(
     dy = dh[:, -1]
     for t in reversed(range(T)):
         if projection is not None:
-            dy = torch.bmm(dh[:, t], projection)
+            dy = _product(dh[:, t], projection)
         dc.addcmul_(dy, into_c[:, t])
         by_gate[:, t, :, :3].mul_(dc.unsqueeze(-2))
         by_gate[:, t, :, 3].mul_(dy)
         dc.mul_(f[:, t])
-        dy = torch.bmm(z[:, t], w) if t == 0 else dh[:, t - 1].baddbmm_(z[:, t], w)
-    dw = z.flatten(1, 2).mT @ h[:, :-1].flatten(1, 2)
-    d_projection = w.new_empty(0) if projection is None else dh.flatten(1, 2).mT @ y.flatten(1, 2)
-    return z, dw, dy, dc, d_projection
+        dy = _product(z[:, t], w) if t == 0 else _add_product(dh[:, t - 1], z[:, t], w)
+    d_projection = w.new_empty(0) if projection is None else _of_weights(dh, y, projection)
+    return z, _of_weights(z, h[:, :-1], w), dy.to(h.dtype), dc, d_projection
 
 
 lstm_backward_op = custom_op("fedagrac::lstm_backward", lstm_backward, mutates_args=())
@@ -136,8 +154,8 @@ def gru(gates: Tensor, w: Tensor, bias: Tensor | None, h0: Tensor) -> tuple[Tens
         candidate += bias[:, None, None, 2 * H :]
     r, z, new = torch.split(a, H, -1)
     for t in range(T):
-        a[:, t, :, : 2 * H].baddbmm_(h[:, t], w[:, : 2 * H].mT)
-        candidate[:, t].baddbmm_(h[:, t], w[:, 2 * H :].mT)
+        _add_product(a[:, t, :, : 2 * H], h[:, t], w[:, : 2 * H].mT)
+        _add_product(candidate[:, t], h[:, t], w[:, 2 * H :].mT)
         a[:, t, :, : 2 * H].sigmoid_()
         new[:, t].addcmul_(r[:, t], candidate[:, t]).tanh_()
         torch.lerp(new[:, t], h[:, t], z[:, t], out=h[:, t + 1])
@@ -178,10 +196,9 @@ def gru_backward(
     for t in reversed(range(T)):
         by_gate[:, t].mul_(dh[:, t].unsqueeze(-2))
         earlier = dh[:, t - 1] if t else first
-        earlier.addcmul_(dh[:, t], z[:, t]).baddbmm_(recurrent[:, t], w)
-    flat = recurrent.flatten(1, 2)
+        _add_product(earlier.addcmul_(dh[:, t], z[:, t]), recurrent[:, t], w)
     dgates = torch.cat([d[..., : 2 * H], d[..., 3 * H :]], -1)
-    return dgates, flat.mT @ h[:, :-1].flatten(1, 2), flat.sum(1), first
+    return dgates, _of_weights(recurrent, h[:, :-1], w), recurrent.flatten(1, 2).sum(1), first
 
 
 gru_backward_op = custom_op("fedagrac::gru_backward", gru_backward, mutates_args=())
@@ -189,7 +206,7 @@ gru_backward_op = custom_op("fedagrac::gru_backward", gru_backward, mutates_args
 
 @gru_backward_op.register_fake
 def _(to_h: Tensor, w: Tensor, h: Tensor, a: Tensor, candidate: Tensor) -> tuple[Tensor, ...]:
-    return a.new_empty(a.shape), w.new_empty(w.shape), w.new_empty(w.shape[:2]), h.new_empty(h[:, 0].shape)
+    return a.new_empty(a.shape), w.new_empty(w.shape), a.new_empty(w.shape[:2]), h.new_empty(h[:, 0].shape)
 
 
 def rnn(gates: Tensor, w: Tensor, h0: Tensor, relu: bool) -> Tensor:
@@ -201,7 +218,7 @@ def rnn(gates: Tensor, w: Tensor, h0: Tensor, relu: bool) -> Tensor:
     """
     h = torch.cat([h0.unsqueeze(1), gates], 1)
     for t in range(gates.shape[1]):
-        after = h[:, t + 1].baddbmm_(h[:, t], w.mT)
+        after = _add_product(h[:, t + 1], h[:, t], w.mT)
         after.relu_() if relu else after.tanh_()
     return h
 
@@ -228,8 +245,8 @@ def rnn_backward(to_h: Tensor, w: Tensor, h: Tensor, relu: bool) -> tuple[Tensor
     dh = to_h[:, -1]
     for t in reversed(range(T)):
         d[:, t].mul_(dh)
-        dh = torch.bmm(d[:, t], w) if t == 0 else torch.baddbmm(to_h[:, t - 1], d[:, t], w)
-    return d, d.flatten(1, 2).mT @ h[:, :-1].flatten(1, 2), dh
+        dh = _product(d[:, t], w).to(h.dtype) if t == 0 else _add_product(to_h[:, t - 1].clone(), d[:, t], w)
+    return d, _of_weights(d, h[:, :-1], w), dh
 
 
 rnn_backward_op = custom_op("fedagrac::rnn_backward", rnn_backward, mutates_args=())

@@ -1,0 +1,222 @@
+"""Convolutions of many lanes: several routes to the same numbers, of which the fastest depends on the shape.
+
+Every route takes pictures [lanes, n, C, H, W] and weights [lanes, O, C, h, w] and returns outputs
+[lanes, n, O, R, Q]; they differ in the order of operations and in the memory layout of their outputs. Which route
+a convolution takes on a GPU is measured (`routes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from fedagrac.engines.lanes.kernels.patches import (
+    Convolution,
+    columns_of,
+    pictures_of,
+    pictures_of_rows,
+    rounded_up,
+    rows_of,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["GROUPED", "MULTIPLE", "ROUTES", "Route", "routes_for"]
+
+GROUPED = "grouped"
+"""The route of torch's own vmap rule: a grouped convolution, one group per lane."""
+
+MULTIPLE = 8
+"""The padded routes round the sides of matrices up to a multiple of this; tensor cores need such sides."""
+
+
+class Route(NamedTuple):
+    """One way to compute a convolution of many lanes.
+
+    Attributes:
+        run: takes pictures, weights and the convolution; returns the outputs.
+        fits: whether the route can compute a convolution and has something to do for it.
+    """
+
+    run: Callable[[Tensor, Tensor, Convolution], Tensor]
+    fits: Callable[[Convolution], bool]
+
+
+def routes_for(c: Convolution) -> list[str]:
+    """Return the names of the routes that a convolution can take.
+
+    Examples:
+        >>> routes_for(Convolution((8, 16, 4, 4), (8, 16, 1, 1), stride=(1, 1), padding=(0, 0)))
+        ['grouped', 'patches', 'rows', 'channels last', 'pointwise']
+        >>> "patches, padded" in routes_for(Convolution((8, 3, 32, 32), (8, 3, 11, 11), (4, 4), (5, 5)))
+        True
+    """
+    return [name for name, route in ROUTES.items() if route.fits(c)]
+
+
+def _grouped(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+    """Convolve with one group per lane."""
+    return _by_channels(x, w, c, torch.contiguous_format)
+
+
+def _channels_last(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+    """Convolve with one group per lane; the channels of all lanes lie side by side in memory."""
+    return _by_channels(x, w, c, torch.channels_last)
+
+
+def _by_channels(x: Tensor, w: Tensor, c: Convolution, order: torch.memory_format) -> Tensor:
+    lanes = len(x)
+    output = functional.conv2d(
+        x.movedim(0, 1).flatten(1, 2).contiguous(memory_format=order),
+        w.flatten(0, 1).contiguous(memory_format=order),
+        None, c.stride, c.padding, groups=lanes,
+    )  # fmt: skip
+    return output.reshape(len(output), lanes, -1, *c.places).movedim(1, 0)
+
+
+def _pointwise(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+    """Multiply weights and pixels: a kernel of one pixel needs no patches."""
+    pixels = x[..., :: c.stride[0], :: c.stride[1]].transpose(1, 2).reshape(len(x), c.inputs[1], -1)
+    product = w.reshape(len(w), c.weight[0], -1) @ pixels
+    return torch.unflatten(product, 2, (c.inputs[0], *c.places)).transpose(1, 2)
+
+
+class _Patches(torch.autograd.Function):
+    """A convolution as a product of weights and columns of patches.
+
+    In memory the outputs have the order of the product, [lanes, O, n, R, Q].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, c: Convolution, multiple: int) -> Tensor:
+        columns = columns_of(x, c, multiple)
+        ctx.save_for_backward(columns, w)
+        ctx.convolution, ctx.multiple = c, multiple
+        product = _enlarged(w.reshape(len(w), c.weight[0], -1), multiple) @ columns
+        outputs = product[:, : c.weight[0], : c.outputs]
+        return torch.unflatten(outputs, 2, (c.inputs[0], *c.places)).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        columns, w = ctx.saved_tensors
+        c, multiple = ctx.convolution, ctx.multiple
+        flat = _enlarged(gradient.transpose(1, 2).reshape(len(w), c.weight[0], -1), multiple)
+        to_weights = (flat @ columns.transpose(1, 2))[:, : c.weight[0], : c.patch].reshape(w.shape)
+        if not ctx.needs_input_grad[0]:
+            return None, to_weights, None, None
+        weights = _enlarged(w.reshape(len(w), c.weight[0], -1), multiple)
+        return pictures_of(weights.transpose(1, 2) @ flat, c), to_weights, None, None
+
+
+class _Flipped(torch.autograd.Function):
+    """A convolution as a product of columns, whose backward pass to the pictures is one, too.
+
+    The gradient of the pictures is the convolution of the outputs' gradient with the flipped weights, so its
+    patches are gathered instead of scattered.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+        columns = columns_of(x, c)
+        ctx.save_for_backward(columns, w)
+        ctx.convolution = c
+        product = w.reshape(len(w), c.weight[0], -1) @ columns
+        return torch.unflatten(product, 2, (c.inputs[0], *c.places)).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        columns, w = ctx.saved_tensors
+        c = ctx.convolution
+        flat = gradient.transpose(1, 2).reshape(len(w), c.weight[0], -1)
+        to_weights = (flat @ columns.transpose(1, 2)).reshape(w.shape)
+        if not ctx.needs_input_grad[0]:
+            return None, to_weights, None
+        n, channels, *size = c.inputs
+        high, wide = c.weight[2:]
+        back = Convolution(
+            (n, c.weight[0], *c.places), (channels, c.weight[0], high, wide), (1, 1),
+            (high - 1 - c.padding[0], wide - 1 - c.padding[1]),
+        )  # fmt: skip
+        weights = w.flip(3, 4).transpose(1, 2).reshape(len(w), channels, -1)
+        product = weights @ columns_of(gradient, back)
+        return torch.unflatten(product, 2, (n, *size)).transpose(1, 2), to_weights, None
+
+
+class _Rows(torch.autograd.Function):
+    """A convolution as a product of rows of patches and weights.
+
+    In memory the channels of one pixel are neighbours, in the outputs as in the gradient of the pictures.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, c: Convolution, multiple: int) -> Tensor:
+        rows = rows_of(x, c, multiple)
+        weights = _enlarged(w.permute(0, 3, 4, 2, 1).reshape(len(w), -1, c.weight[0]), multiple)
+        ctx.save_for_backward(rows, weights)
+        ctx.convolution, ctx.multiple = c, multiple
+        outputs = (rows @ weights)[:, : c.outputs, : c.weight[0]]
+        return torch.unflatten(outputs, 1, (c.inputs[0], *c.places)).permute(0, 1, 4, 2, 3)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        rows, weights = ctx.saved_tensors
+        c = ctx.convolution
+        outputs, channels, high, wide = c.weight
+        flat = _enlarged(gradient.permute(0, 1, 3, 4, 2).reshape(len(rows), -1, outputs), ctx.multiple)
+        to_weights = (rows.transpose(1, 2) @ flat)[:, : c.patch, :outputs]
+        to_weights = torch.unflatten(to_weights, 1, (high, wide, channels)).permute(0, 4, 3, 1, 2)
+        if not ctx.needs_input_grad[0]:
+            return None, to_weights, None, None
+        return pictures_of_rows(flat @ weights.transpose(1, 2), c), to_weights, None, None
+
+
+def _enlarged(matrices: Tensor, multiple: int) -> Tensor:
+    """Return matrices with both sides rounded up to a multiple, with zeros."""
+    below, beside = (rounded_up(size, multiple) - size for size in matrices.shape[1:])
+    return functional.pad(matrices, [0, beside, 0, below]) if below or beside else matrices
+
+
+def _patches(x: Tensor, w: Tensor, c: Convolution, multiple: int) -> Tensor:
+    output: Tensor = _Patches.apply(x, w, c, multiple)  # type: ignore[no-untyped-call]
+    return output
+
+
+def _flipped(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+    output: Tensor = _Flipped.apply(x, w, c)  # type: ignore[no-untyped-call]
+    return output
+
+
+def _rows(x: Tensor, w: Tensor, c: Convolution, multiple: int) -> Tensor:
+    output: Tensor = _Rows.apply(x, w, c, multiple)  # type: ignore[no-untyped-call]
+    return output
+
+
+def _odd(c: Convolution) -> bool:
+    """Return whether any side of the product is not a multiple."""
+    return any(size % MULTIPLE for size in (c.patch, c.outputs, c.weight[0]))
+
+
+def _one_pixel(c: Convolution) -> bool:
+    return c.weight[2:] == (1, 1) and c.padding == (0, 0)
+
+
+def _flips(c: Convolution) -> bool:
+    """Return whether the backward pass is a convolution without gaps."""
+    return c.stride == (1, 1) and all(c.padding[i] < c.weight[2 + i] for i in (0, 1))
+
+
+ROUTES: dict[str, Route] = {
+    GROUPED: Route(_grouped, lambda c: True),
+    "patches": Route(lambda x, w, c: _patches(x, w, c, 1), lambda c: True),
+    "patches, padded": Route(lambda x, w, c: _patches(x, w, c, MULTIPLE), _odd),
+    "patches, flipped": Route(_flipped, lambda c: _flips(c) and not _one_pixel(c)),
+    "rows": Route(lambda x, w, c: _rows(x, w, c, 1), lambda c: True),
+    "rows, padded": Route(lambda x, w, c: _rows(x, w, c, MULTIPLE), _odd),
+    "channels last": Route(_channels_last, lambda c: True),
+    "pointwise": Route(_pointwise, _one_pixel),
+}
+"""All routes by name."""
