@@ -25,7 +25,7 @@ import torch
 from fedagrac.core.local import Plan
 from fedagrac.data.trees import leaves
 from fedagrac.engines.lanes.engine import LanesEngine
-from fedagrac.engines.lanes.fixed import UNROLL
+from fedagrac.engines.lanes.fixed import COMPILED_WIDTHS, UNROLL, widths_for
 from fedagrac.engines.serial import SerialEngine
 from fedagrac.errors import InputError, non_negative, one_of, positive
 from fedagrac.files import cache_folder, make_folder, write_atomically
@@ -69,6 +69,9 @@ COMPILE_FROM = 180.0
 
 COMPILE_SHARE = 0.1
 """The largest share of an uncompiled run that trials of compiled steps may take, as far as it can be foreseen."""
+
+FURTHER_WIDTH = 0.3
+"""The share of the first preparation that each further width of compiled lanes takes, if K differs."""
 
 CLOSE = 1.5
 """How many times slower than the fastest an uncompiled candidate may be, so that it is tried compiled."""
@@ -256,7 +259,8 @@ class Measurements:
 
         def seconds(name: str) -> float:
             row = self.rows[name]
-            return row["start_s"] + row["us"] * client_steps / 1e6
+            further = len(widths_for(self.lanes, COMPILED_WIDTHS)) - 1 if name == "compiled lanes" else 0
+            return row["start_s"] * (1 + FURTHER_WIDTH * further) + row["us"] * client_steps / 1e6
 
         for name in names:
             if name not in COMPILED_FROM:
