@@ -192,3 +192,38 @@ def test_a_module_that_changes_its_mind_is_computed_in_full():
     serial, lanes = (one.run(plan, x, np.arange(4), 0) for one in (SerialEngine(w), engine))
     assert torch.allclose(lanes.models, serial.models, rtol=1e-12, atol=1e-14)
     assert engine.model.layers.positions is None
+
+
+class Remembering(Encoder):
+    """Keeps what it computed last, at which a loss may look."""
+
+    def forward(self, ids):
+        self.seen = self.layers(self.embed(ids))
+        return self.head(self.read(self.seen))
+
+
+def test_a_loss_that_looks_at_other_positions_gets_them():
+    module = Remembering(lambda x: x[:, 0]).double()
+    rng = np.random.default_rng(0)
+    fed = fg.Federation.from_pool(rng.integers(0, 10, (60, LENGTH)), rng.integers(0, 3, 60), 4, fg.IID())
+    model = VectorModel(module)
+
+    def loss(output, target):
+        return functional.cross_entropy(output, target) + model.module.seen.square().mean()
+
+    w = Workload.of(model, fed, loss, 6, "replacement", 0.0, 0)
+    engine = LanesEngine(w)
+    assert engine.model.layers.positions is None
+    plan, x = Plan.of(steps=[2, 3, 1, 2], lr=0.1), model.initial().clone()
+    lanes, serial = (each.run(plan, x, np.arange(4), 0).models for each in (engine, SerialEngine(w)))
+    torch.testing.assert_close(lanes, serial, rtol=1e-10, atol=1e-12)
+
+
+def test_a_module_with_dropout_computes_all_positions():
+    class Dropping(Encoder):
+        def forward(self, ids):
+            return functional.dropout(super().forward(ids), 0.5, self.training)
+
+    engine = LanesEngine(workload(lambda: Dropping(lambda x: x[:, 0])))
+    assert engine.model.layers.positions is None
+    assert LanesEngine(workload(MODULES["first position"])).model.layers.positions is not None

@@ -210,6 +210,9 @@ class LaneModel:
             self.layers = layers
             try:
                 agrees = self._compared(X, samples)
+                if not agrees and self.layers is not None and self.layers.positions is not None:
+                    self.layers.positions = None  # the loss, or a hook, looks at more than the module's output
+                    agrees = self._compared(X, samples)
             except Exception as error:
                 failure = failure or error  # of our layers: without them torch may stop at an earlier layer
                 if isinstance(error, CannotBatchError):
@@ -228,14 +231,21 @@ class LaneModel:
         return False
 
     def _positions(self, samples: Tensor) -> UsedPositions | None:
-        """Return the positions of sequences that the module uses; None if it uses all, or on any doubt."""
+        """Return the positions of sequences that the module uses; None if it uses all, or on any doubt.
+
+        A module whose gradient is random cannot be compared with itself later, which is doubt enough.
+        """
         w = self.workload
+        x = w.model.initial()
         try:
             with training(w):
                 inputs, _ = w.load(samples, generators=w.generators([0], 0))
                 args, options = w.arguments(inputs)
-                state = dict(w.model.views(w.model.initial()))
-                return used_positions(lambda: functional_call(w.model.module, state, args, options))
+                state = dict(w.model.views(x))
+                positions = used_positions(lambda: functional_call(w.model.module, state, args, options))
+            if positions is None or torch.equal(self._alone(x, samples, 0), self._alone(x, samples, 1)):
+                return positions
+            return None
         except Exception:
             return None  # the check that follows names the reason
         finally:
