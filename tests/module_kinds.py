@@ -189,8 +189,8 @@ class Bert(nn.Module):
         return self.net(input_ids, attention_mask[:, None, None].bool()).logits
 
 
-def residual(norm):
-    return lambda: ResNet((4, 8), 1, CLASSES, norm, 2, projected=True)
+def residual(norm, widths):
+    return lambda: ResNet(widths, 1, CLASSES, norm, 2, projected=True)
 
 
 def mlp(*layers):
@@ -198,8 +198,8 @@ def mlp(*layers):
 
 
 KINDS = {
-    "resnet-group": Kind("residual network, GroupNorm", residual("group"), pictures),
-    "resnet-batch": Kind("residual network, BatchNorm", residual("batch"), pictures),
+    "resnet-group": Kind("residual network, GroupNorm", residual("group", (4, 8)), pictures),
+    "resnet-batch": Kind("residual network, BatchNorm", residual("batch", (4,)), pictures),
     "lstm": Kind("LSTM", lambda: Recurrent(nn.LSTM), characters),
     "gru": Kind("GRU", lambda: Recurrent(nn.GRU), characters),
     "packed": Kind("LSTM, packed sequences", Packed, padded, call=lambda module, x: module(**x)),

@@ -51,14 +51,13 @@ def alone():
     return {str(p): histories(p) for p in (None, 2)}
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_every_algorithm_has_the_numbers_of_one_process(processes, alone, tmp_path):
-    """All clients, and two of five: then some processes have nobody in a round."""
+def test_every_algorithm_has_the_numbers_of_one_process(alone, tmp_path):
+    """All clients, and two of five: then a process sometimes has nobody in a round."""
     out = tmp_path / "found.json"
-    code, printed = end_of(launch(processes, HERE / "sharded_run.py", out))
+    code, printed = end_of(launch(2, HERE / "sharded_run.py", out))
     assert code == 0, printed
     found = json.loads(out.read_text())
-    assert found["size"] == processes
+    assert found["size"] == 2
     for participation, expected in alone.items():
         for name, columns in expected.items():
             for key, values in columns.items():

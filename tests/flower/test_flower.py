@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -907,19 +906,17 @@ def run_everything(folder):
     """Do all runs of one federation of processes. A server is killed in the first run, a node in the last."""
     planned = {"steps": {"kind": "explicit", "table": json.dumps([K])}}
     fedagrac = {"algorithm": {"name": "fedagrac", "lr": 0.1}}
-    fedavg = {"algorithm": {"name": "fedavg", "lr": 0.1}}
     with Loopback(folder, nodes=3) as loopback:
         store_data(folder)
         loopback.start_link()
         for i in range(3):
             loopback.start_node(i, f"steps={K[i]}")
-        loopback.run("fedavg", rounds=3, **fedavg, **planned)
-        loopback.kill_server("fedavg", rounds=1)
-        loopback.submit("fedavg")
         loopback.run("fedagrac", rounds=3, **fedagrac, **planned)
+        loopback.kill_server("fedagrac", rounds=1)
+        loopback.submit("fedagrac")
         stop = {"bytes": (6 + 2 * 10) * 650 * 4}  # x_1 and gradients of 3 clients, then two rounds of 10 vectors
         loopback.run("chosen", rounds=9, **fedagrac, steps={"kind": "client"}, stop=stop)
-        loopback.wait("fedagrac", "chosen", "fedavg")
+        loopback.wait("fedagrac", "chosen")
         loopback.run("troubled", rounds=3, min_clients=1, faults=True, **fedagrac, **planned)
         loopback.wait_for((folder / "hanging").exists)
         loopback.start_node(1, f"steps={K[1]}", second=True)  # claims the partition of a node that is busy
@@ -927,22 +924,6 @@ def run_everything(folder):
         loopback.wait_for(lambda: answered.search((folder / "second1.log").read_text()))
         loopback.stop("node1", signal.SIGKILL)
         loopback.wait("troubled")
-
-
-@pytest.fixture(scope="session")
-def loopback_folder(tmp_path_factory):
-    """Return the results of a federation of processes, made once for all test processes."""
-    shared = tmp_path_factory.getbasetemp()
-    if shared.name.startswith("popen-"):  # a worker of pytest-xdist
-        shared = shared.parent
-    folder = shared / "loopback"
-    with FileLock(str(shared / "loopback.lock")):
-        if not (folder / "done").exists():
-            assert not folder.exists(), "the processes failed in another test"
-            folder.mkdir()
-            run_everything(folder)
-            (folder / "done").touch()
-    return folder
 
 
 def final(folder, name):
@@ -953,56 +934,63 @@ def rounds_of(folder, name):
     return [json.loads(line) for line in (folder / name / "history.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("name", "rounds", "algorithm"),
-    [("fedagrac", 3, fg.FedaGrac(lr=0.1)), ("fedavg", 3, fg.FedAvg(lr=0.1)), ("chosen", 2, fg.FedaGrac(lr=0.1))],
-)
-def test_processes_equal_a_simulation(name, rounds, algorithm, loopback_folder):
-    """Steps are planned by the server, or chosen by the clients with two exchanges."""
-    expected = simulated(algorithm, rounds, dtype=torch.float32)
-    for key, value in final(loopback_folder, name).items():
+def assert_equal_to_a_simulation(folder, name, rounds):
+    """Steps are planned by the server, which is killed once, or chosen by the clients with two exchanges."""
+    expected = simulated(fg.FedaGrac(lr=0.1), rounds, dtype=torch.float32)
+    for key, value in final(folder, name).items():
         torch.testing.assert_close(value, expected.params[key], atol=1e-6, rtol=0)
-    history = rounds_of(loopback_folder, name)
+    history = rounds_of(folder, name)
     assert [record["clients"] for record in history] == [3] * rounds
     for ours, theirs in zip(history, expected.history, strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=1e-6)
         assert (ours["bytes_up"], ours["bytes_down"]) == (theirs["bytes_up"], theirs["bytes_down"])
 
 
-def test_callbacks_trackers_and_stopping_rules_work_on_processes(loopback_folder):
+def assert_called_back_tracked_and_stopped(folder):
     """The run "chosen" has 9 rounds and stops after the second."""
-    status = json.loads((loopback_folder / "chosen" / "status.json").read_text())
+    status = json.loads((folder / "chosen" / "status.json").read_text())
     assert (status["status"], status["rounds"]) == ("stopped", 2)
     assert "67600 bytes moved reached 67600" in status["reason"]
-    lines = (loopback_folder / "chosen-rounds.jsonl").read_text().splitlines()
+    lines = (folder / "chosen-rounds.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [[t, [0, 1, 2], K] for t in (1, 2)]
-    events = EventAccumulator(str(loopback_folder / "chosen-board" / "fedagrac"))
+    events = EventAccumulator(str(folder / "chosen-board" / "fedagrac"))
     events.Reload()
-    losses = [record["train_loss"] for record in rounds_of(loopback_folder, "chosen")]
+    losses = [record["train_loss"] for record in rounds_of(folder, "chosen")]
     assert [event.value for event in events.Scalars("train_loss")] == pytest.approx(losses)
 
 
-def test_a_server_process_that_is_killed_resumes_after_its_last_round(loopback_folder):
-    history = rounds_of(loopback_folder, "fedavg")
+def assert_resumed_after_its_last_round(folder):
+    history = rounds_of(folder, "fedagrac")
     assert [record["round"] for record in history] == [1, 2, 3]
     events = [event for record in history for event in record["events"]]
     assert [event for event in events if "resumed" in event] in ([f"resumed after round {t}"] for t in (1, 2))
 
 
-def test_processes_that_send_nonsense_are_dropped(loopback_folder):
-    first, second, _ = rounds_of(loopback_folder, "troubled")
+def assert_nonsense_dropped(folder):
+    first, second, _ = rounds_of(folder, "troubled")
     assert set(first["steps"]) == {"2"}
     assert first["dropped"] == [0, 1]
     assert any("client 0: reply dropped, model holds NaN" in event for event in first["events"])
     assert any("client 1: reply dropped, model has shape (649,)" in event for event in first["events"])
     assert any("client 2: reply dropped, steps = 1000000000" in event for event in second["events"])
-    assert all(torch.isfinite(value).all() for value in final(loopback_folder, "troubled").values())
+    assert all(torch.isfinite(value).all() for value in final(folder, "troubled").values())
 
 
-def test_a_second_process_gets_the_partition_when_the_first_one_is_killed_and_not_before(loopback_folder):
-    _, second, third = rounds_of(loopback_folder, "troubled")
+def assert_partition_given_when_its_node_was_killed_and_not_before(folder):
+    _, second, third = rounds_of(folder, "troubled")
     assert set(second["steps"]) == {"0"}
     said = [event for event in second["events"] + third["events"] if "Error" not in event and "drop" not in event]
     assert re.fullmatch(r"node \d+: claims client 1; node \d+, which has it, is greeted again", said[0])
     assert said[1:] == ["client 1: its node left", "client 1: connected again"]
     assert set(third["steps"]) == {"0", "1", "2"}
+
+
+def test_a_federation_of_processes(tmp_path):
+    """One test, because the processes take minutes."""
+    run_everything(tmp_path)
+    assert_equal_to_a_simulation(tmp_path, "fedagrac", rounds=3)
+    assert_equal_to_a_simulation(tmp_path, "chosen", rounds=2)
+    assert_called_back_tracked_and_stopped(tmp_path)
+    assert_resumed_after_its_last_round(tmp_path)
+    assert_nonsense_dropped(tmp_path)
+    assert_partition_given_when_its_node_was_killed_and_not_before(tmp_path)

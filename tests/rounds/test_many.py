@@ -45,6 +45,7 @@ def test_every_algorithm_beside_all_others(federation, engine, participation):
 
 def test_compiled_lanes_of_several_runs(federation, monkeypatch):
     monkeypatch.setattr("fedagrac.engines.lanes.fixed.COMPILED_WIDTHS", 1)
+    monkeypatch.setattr("fedagrac.engines.lanes.fixed.UNROLL", (2, 1))  # compiles in half the time
     algorithms = [fg.FedProx(lr=0.1, mu=1.0), fg.FedaGrac(lr=0.05), fg.FedAvg(lr=0.1)]
     options = {**OPTIONS, "rounds": 2}
     together = fg.simulate_many(

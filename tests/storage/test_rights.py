@@ -27,7 +27,7 @@ SECRET = "5f1c0de5ec2e7"
 VARIABLES = ("API_TOKEN", "AWS_SECRET_ACCESS_KEY", "FEDAGRAC_PASSWORD", "USER", "LOGNAME", "HOSTNAME")
 RUN_FACTS = {
     "fedagrac", "python", "torch", "numpy", "platform", "machine", "cpus", "threads", "device", "gpu", "engine",
-    "engine_compiled", "engine_width", "engine_reason", "processes", "command",
+    "engine_compiled", "engine_width", "engine_reason", "precision", "processes", "command",
 }  # fmt: skip
 
 
