@@ -153,7 +153,7 @@ def run_gaps(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None
         participation=settings.get("participation"),
         seed=settings["seed"],
         engine="lanes",
-        compile=False,  # compiling takes longer than the runs
+        compile=True,  # the compiled steps stay on disk for the trials that follow
         eval_every=at[0],
     )
     fleet = Simulated.of(build_model(settings["model"], settings["seed"]), federation, setup)

@@ -36,7 +36,7 @@ COUNTS: dict[Scale, dict[str, Any]] = {  # Kbar, the rounds after which F - F* i
     },
 }  # fmt: skip
 
-LONG: dict[str, Any] = {"mean": 500, "at": [20], "eta": 0.02, "ratios": (10, 100), "fast": (10, 1, 19)}
+LONG: dict[str, Any] = {"mean": 500, "at": [20], "eta": 0.02, "ratios": RATIOS, "fast": (10, 19, 1, 16, 4)}
 """Rounds of several local epochs, at the paper's counts alone: there a first gradient differs from the mean."""
 
 MIDDLE = {"quick": 0.1, "medium": 0.03, "paper": 0.03}
