@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from fedagrac.engines.lanes.kernels.products import with_faster_products
 from fedagrac.files import cache_folder
 
 if TYPE_CHECKING:
@@ -63,9 +64,8 @@ def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]
             warnings.simplefilter("ignore")  # they concern torch's internals; users cannot act on them
             # every call has the same shapes and memory, so torch need not check them
             skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)
-            compiled = torch.compile(
-                make_fx(flat)(*tensors), dynamic=False, options={"guard_filter_fn": skip} if skip else None
-            )
+            traced = with_faster_products(make_fx(flat)(*tensors))
+            compiled = torch.compile(traced, dynamic=False, options={"guard_filter_fn": skip} if skip else None)
             with _quoted_library_path():
                 compiled(*tensors)
     except Exception as error:

@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedagrac.engines.lanes.convolutions import GROUPED, ROUTES
 from fedagrac.engines.lanes.kernels.patches import Convolution
+from fedagrac.engines.lanes.kernels.products import LaneProduct, fast, faster_products
 from fedagrac.engines.lanes.modes import CallMode
 from fedagrac.engines.lanes.pools import Maxima, tiling_window
 from fedagrac.engines.lanes.positions import UsedPositions
@@ -43,6 +44,7 @@ class RoutedLayers(CallMode):
         fused: whether pools and dropout consist of operations that a compiler can fuse; slower uncompiled.
         positions: the positions of sequences that a forward pass uses; None for all of them.
         used: whether any call was routed so far. A mode that routes nothing only costs time.
+        times: how many times as many samples as in the present calls a step has; more than 1 in a trial.
     """
 
     def __init__(
@@ -54,10 +56,12 @@ class RoutedLayers(CallMode):
         self.fused = fused
         self.positions: UsedPositions | None = None
         self.used = False
+        self.times = 1.0
         self._number: int | None = None
         self._routes: dict[Callable[..., Any], Callable[..., Any]] = {
             torch.conv2d: self._convolution,
             functional.max_pool2d: self._max_pool,
+            functional.adaptive_avg_pool2d: _average_pool,
             functional.embedding: _embedding,
             functional.scaled_dot_product_attention: _attention,
             functional.multi_head_attention_forward: _multi_head_attention,
@@ -67,6 +71,8 @@ class RoutedLayers(CallMode):
             self._routes[functional.dropout] = self._dropout
         if side_by_side:
             self._routes[functional.group_norm] = _group_norm
+            if faster_products():
+                self._routes[functional.linear] = _linear_of_lanes
         else:
             self._routes[functional.linear] = _linear
 
@@ -86,6 +92,9 @@ class RoutedLayers(CallMode):
             self._number += 1
             self.used = True
         route = self._routes.get(function)
+        if route is _linear_of_lanes and not _large(args):
+            self.used = self.used or _large(args, self.times)
+            route = None
         if route is None:
             return function(*args, **options)
         self.used = True
@@ -112,8 +121,16 @@ class RoutedLayers(CallMode):
 
 
 def _group_norm(inputs: Tensor, *args: Any, **options: Any) -> Tensor:
-    """Return a group norm, whose vmap rule needs contiguous channels."""
-    return functional.group_norm(inputs.contiguous(), *args, **options)
+    """Return a group norm; its vmap rule needs contiguous channels, and fails for pictures of one pixel."""
+    pixels = inputs.contiguous().flatten(2) if inputs.ndim > 3 else inputs
+    return functional.group_norm(pixels, *args, **options).reshape(inputs.shape)
+
+
+def _average_pool(inputs: Tensor, output_size: Any) -> Tensor:
+    """Return an average pool; torch's own over a whole picture has no vmap rule for its layout (torch 2.13)."""
+    if output_size in (1, (1, 1), [1, 1]):
+        return inputs.mean((-2, -1), keepdim=True)
+    return functional.adaptive_avg_pool2d(inputs, output_size)
 
 
 def _attention(*args: Any, **options: Any) -> Tensor:
@@ -181,6 +198,20 @@ def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return (output if bias is None else output + bias[:, None]).T
 
 
+def _large(args: tuple[Any, ...], times: float = 1.0) -> bool:
+    """Return whether oneDNN should multiply what a linear layer gets, if it has so many times as many samples."""
+    if len(args) < 2:
+        return False
+    inputs, weight = args[:2]
+    return inputs.ndim > 1 and fast(inputs.flatten(0, -2), weight.mT, times)
+
+
+def _linear_of_lanes(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return a linear layer whose product is fast on this CPU."""
+    output: Tensor = _Linear.apply(inputs, weight)  # type: ignore[no-untyped-call]
+    return output if bias is None else output + bias
+
+
 def _lanes_first(value: Tensor, at: int | None, lanes: int) -> Tensor:
     """Return a tensor with the lanes as first dimension; expand one that all lanes share."""
     return value.expand(lanes, *value.shape) if at is None else value.movedim(at, 0)
@@ -209,6 +240,22 @@ class _Convolution(_Routed):
         """Take the route."""
         lanes = info.batch_size
         return ROUTES[name].run(_lanes_first(x, in_dims[0], lanes), _lanes_first(w, in_dims[1], lanes), c), 0
+
+
+class _Linear(_Routed):
+    """A linear layer without bias."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor) -> Tensor:
+        return functional.linear(x, w)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor) -> tuple[Tensor, int]:
+        """Multiply the matrices of one lane after another."""
+        x, w = _lanes_first(x, in_dims[0], info.batch_size), _lanes_first(w, in_dims[1], info.batch_size)
+        rows = x.reshape(len(x), -1, x.shape[-1])
+        output: Tensor = LaneProduct.apply(rows, w)  # type: ignore[no-untyped-call]
+        return output.reshape(*x.shape[:-1], w.shape[1]), 0
 
 
 class _Pool(_Routed):

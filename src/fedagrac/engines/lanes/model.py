@@ -203,6 +203,8 @@ class LaneModel:
         samples = torch.arange(2 * COMPARED, device=w.model.device).reshape(2, COMPARED) % num_samples(w.inputs)
         on_gpu = w.model.device.type == "cuda"
         failure: Exception | None = None
+        if self.layers is not None:
+            self.layers.times = float(w.batch_sizes(np.arange(w.federation.num_clients)).max()) / COMPARED
         # in bf16 casts are calls, too; and a forward pass that moved buffers could not be made again
         if self.layers is not None and w.precision != "bf16" and not w.model.buffers.names:
             self.layers.positions = self._positions(samples[0])

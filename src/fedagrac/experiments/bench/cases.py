@@ -218,7 +218,7 @@ CASES = {
         "ResNet-18-GN, CIFAR-10", _built("resnet18"), *PICTURE, 20, 500, 25, Constant(20), short=(4, 2)
     ),
     "alexnet": Case(
-        "AlexNet, CIFAR-10", _built("alexnet"), *PICTURE, 20, 500, 25, Constant(100), short=(4, 2)
+        "AlexNet, CIFAR-10", _built("alexnet"), *PICTURE, 20, 500, 25, Constant(100), short=(4, 10)
     ),
     "alexnet-unequal": Case(
         "AlexNet, K ~ N(500, 10000)", _built("alexnet"), *PICTURE, 20, 500, 25, Gaussian(500, 10_000),

@@ -107,10 +107,11 @@ def plain_steps(case: Case, device: str, per_client: int) -> Iterator[None]:
 
 
 def plain_loop(case: Case, device: str, seconds: float = PLAIN_SECONDS) -> float:
-    """Return microseconds per step of the plain loop. A client runs as many steps as in the case, at most 50."""
-    per_client = int(min(50, max(1, case.steps.counts(0, case.clients, 0).mean())))
+    """Return microseconds per step of the plain loop. A client runs as many steps as in a round, at most 50."""
+    timed = case.on(device)
+    per_client = int(min(50, max(1, timed.steps.counts(0, timed.clients, 0).mean())))
     at_once = per_client if device.startswith("cuda") else 1  # a GPU works on while the loop goes ahead
-    steps = plain_steps(case.on(device), device, per_client)
+    steps = plain_steps(timed, device, per_client)
     for _ in range(at_once):  # warm up
         next(steps)
     wait(device)
