@@ -69,12 +69,11 @@ class RoutedLayers(CallMode):
         self._routes |= recurrent_routes(fused)
         if side_by_side or fused:
             self._routes[functional.dropout] = self._dropout
-        if side_by_side:
             self._routes[functional.group_norm] = _group_norm
-            if faster_products():
-                self._routes[functional.linear] = _linear_of_lanes
-        else:
+        if not side_by_side:
             self._routes[functional.linear] = _linear
+        elif faster_products():
+            self._routes[functional.linear] = _linear_of_lanes
 
     @contextlib.contextmanager
     def forward_pass(self) -> Iterator[None]:
