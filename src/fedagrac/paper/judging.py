@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ __all__ = [
     "p_text",
     "pairs_of",
     "within",
+    "without_p",
 ]
 
 LEAST_SEEDS = 3
@@ -88,6 +90,16 @@ def p_text(p: float) -> str:
         ('p = 0.012', 'p < 0.0001')
     """
     return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
+
+
+def without_p(numbers: str) -> str:
+    """Return numbers without their p-value, which is about zero, where a margin is judged.
+
+    Examples:
+        >>> without_p("difference 1.00 [0.50, 1.50], p = 0.012, 3 seeds")
+        'difference 1.00 [0.50, 1.50], 3 seeds'
+    """
+    return re.sub(r", p [=<] [0-9.e-]+", "", numbers)
 
 
 def of_differences(
@@ -266,7 +278,7 @@ def nearly_as_high(one: GridPoint, best_other: GridPoint, limit: float) -> tuple
     known = [x - y for x, y in finals if x is not None and y is not None]
     if len(known) < len(finals) or not known:
         return evidence, numbers
-    return replace(of_differences(known, threshold=-limit), numbers=evidence.numbers), numbers
+    return replace(of_differences(known, threshold=-limit), numbers=without_p(evidence.numbers)), numbers
 
 
 def _order(a: float | None, b: float | None) -> int:
@@ -321,7 +333,7 @@ def _within_evidence(a: GridPoint, b: GridPoint, limit: float) -> tuple[Evidence
     interval = Interval.of(known)
     if against.sign > 0 and max(abs(interval.low), abs(interval.high)) >= limit:
         against = replace(against, p=max(against.p, LEVEL))  # the other side is not excluded
-    return replace(against, numbers=evidence.numbers), numbers
+    return replace(against, numbers=without_p(evidence.numbers)), numbers
 
 
 def within(claim: str, a: GridPoint | None, b: GridPoint | None, limit: float) -> Verdict:

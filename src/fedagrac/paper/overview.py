@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedagrac.experiments.build import build_steps
 from fedagrac.paper import RECIPES
+from fedagrac.paper.judging import without_p
 
 if TYPE_CHECKING:
     from fedagrac.paper.records import Trial, TrialRecord
@@ -91,7 +92,7 @@ def _short(numbers: str) -> str:
         >>> _short("1 against 2: difference -1 [-2, 0], p = 0.05, 3 seeds; about 9 seeds would decide (at 1)")
         '1 against 2: -1 [-2, 0], 3 seeds; 9 would decide'
     """
-    shorter = re.sub(r"(?<=\]), p [=<] [0-9.e-]+|difference | \([^()]*\)$", "", numbers)
+    shorter = re.sub(r"difference | \([^()]*\)$", "", without_p(numbers))
     return re.sub(r"about (\d+) seeds", r"\1", shorter)
 
 

@@ -184,7 +184,8 @@ def _beside(records: TrialRecords, device: str) -> list[Verdict]:
     shares = [(_share(a)[0], _share(b)[0]) for a, b in runs if a and b and a.finished and b.finished]
     more, less = sum(a > b for a, b in shares), sum(a < b for a, b in shares)
     claim = f"{device}: FedaGrac can use more of the fast device than FedNova"
-    numbers = " against ".join(", ".join(f"{pair[k]} %" for pair in shares) or "-" for k in (0, 1))
+    texts = [(_utilization(a), _utilization(b)) for a, b in runs if a and b and a.finished and b.finished]
+    numbers = " against ".join(", ".join(pair[k].partition(" (")[0] for pair in texts) or "-" for k in (0, 1))
     ours, theirs = (_point(records, device, name) for name in ("fedagrac", "fednova"))
     ends = f"{device}: FedaGrac ends with a better accuracy than FedNova"
     return [decide(claim, of_signs(more, less, len(shares), "more"), numbers), compare_means(ends, ours, theirs)]

@@ -250,7 +250,9 @@ def _following(scale: Scale, records: TrialRecords) -> list[Trial]:
     """Return the runs of the judging seeds at the settings that the choosing seed has found best."""
     trials = []
     for cell in _grids():
-        if scale != "paper" or cell.startswith(("lr-", "cnn-", "-".join(AUTHORS_ROW))) or _left(records, cell):
+        if scale != "paper" or cell.startswith(("lr-", "cnn-", "-".join(AUTHORS_ROW))):
+            continue
+        if cell.endswith("/fedagrac-text") or _left(records, cell):
             continue
         chosen = _chosen(records, cell)
         first = next(t for t in _planned("paper") if chosen and t.name == f"{cell}/{chosen.setting}/seed{CHOOSER}")
