@@ -1,7 +1,8 @@
-"""Compares the theory with runs: FedAvg's floor on a9a, and FedNova when all clients except one run a single step.
+"""Compares the theory with runs: FedAvg's floor on a9a, FedNova in an extreme case, best radii of two estimates.
 
 python benchmarks/theory.py floor --json floor.json       a9a, 20 clients, increasingly unequal K
 python benchmarks/theory.py extreme --json extreme.json   rounds to an error, with an increasingly fast client
+python benchmarks/theory.py radii                         hybrid against average: which has the smaller best radius
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import fedagrac as fg
 from fedagrac.experiments.study import Errors, quadratic_at
 from fedagrac.theory import Problem, bounds, constants, round_map
 from fedagrac.theory.measure import minimise
+from fedagrac.theory.quadratic import Quadratic, recommend
 
 SPREADS = {
     "variance 0": fg.Gaussian(500, 0),
@@ -140,14 +142,73 @@ def extreme(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+RADII: dict[tuple[int, int], dict[str, Any]] = {  # clients and d: how K is drawn
+    (8, 4): {
+        "Gaussian": lambda rng: np.maximum(1, np.rint(rng.normal(20, 8, 8))).astype(int),
+        "linear": lambda rng: 2 + 5 * np.arange(8),
+        "one fast": lambda rng: np.array([2] * 7 + [100]),
+    },
+    (10, 2): {
+        "Gaussian": lambda rng: np.maximum(1, np.rint(rng.normal(100, 40, 10))).astype(int),
+        "linear": lambda rng: 10 + 30 * np.arange(10),
+        "one fast": lambda rng: np.array([5] * 9 + [500]),
+    },
+}
+SPREADS_OF_INPUTS = {"alike": (1.0, 1.0), "scaled": (0.5, 1.5)}
+"""Each client's inputs are Normal(0, 1) times a factor per coordinate from this range."""
+
+
+def radii(problems: int) -> list[dict[str, Any]]:
+    """Return in how many random problems FedaGrac's hybrid form has a smaller best radius than FedaGrac-avg."""
+    rows = []
+    for (clients, d), patterns in RADII.items():
+        for inputs, (low, high) in SPREADS_OF_INPUTS.items():
+            for pattern, draw in patterns.items():
+                smaller, ratios = 0, []
+                for seed in range(problems):
+                    rng = np.random.default_rng(seed)
+                    quadratic = least_squares(rng, clients, d, low, high)
+                    K = draw(rng)
+                    hybrid, average = (
+                        recommend(
+                            quadratic, K, fg.FedaGrac(lr=1.0, transmit=form), calibrations=[1.0]
+                        ).spectral_radius
+                        for form in ("hybrid", "average")
+                    )
+                    smaller += hybrid < average * (1 - 1e-6)
+                    ratios.append(hybrid / average)
+                rows.append(
+                    {
+                        "clients": clients, "d": d, "inputs": inputs, "K": pattern, "smaller": smaller,
+                        "problems": problems, "median ratio": float(np.median(ratios)),
+                    }
+                )  # fmt: skip
+                print(rows[-1], flush=True)
+    return rows
+
+
+def least_squares(rng: np.random.Generator, clients: int, d: int, low: float, high: float) -> Quadratic:
+    """Return a problem whose clients hold 20 samples each and have minimisers of their own."""
+    hessians, linear = [], []
+    for _ in range(clients):
+        X = rng.normal(size=(20, d)) * rng.uniform(low, high, size=d)
+        y = X @ rng.normal(size=d) + 0.3 * rng.normal(size=20)
+        hessians.append(X.T @ X / 20)
+        linear.append(X.T @ y / 20)
+    return Quadratic(np.array(hessians), np.array(linear), np.full(clients, 1 / clients))
+
+
 def main() -> None:
-    """Run one of the two comparisons."""
+    """Run one of the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["floor", "extreme"])
+    parser.add_argument("what", choices=["floor", "extreme", "radii"])
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
-    rows = floor(o.rounds or 300) if o.what == "floor" else extreme(o.rounds or 300)
+    if o.what == "radii":
+        rows = radii(problems=12)
+    else:
+        rows = floor(o.rounds or 300) if o.what == "floor" else extreme(o.rounds or 300)
     if o.json:
         o.json.write_text(json.dumps(rows, indent=1))
 

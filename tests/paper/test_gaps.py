@@ -9,10 +9,11 @@ import torch
 
 import fedagrac as fg
 from fedagrac.data.locating import locate
-from fedagrac.paper import RECIPES, Records, TrialRecord, records_of
+from fedagrac.paper import RECIPES, Records, Trial, TrialRecord, records_of, trials_of
 from fedagrac.paper.__main__ import main
 from fedagrac.paper.gaps import Objective, run_gaps
-from fedagrac.paper.overview import HEADLINES, blank_rows, headline_rows
+from fedagrac.paper.overview import HEADLINES, blank_rows, cost, headline_rows
+from fedagrac.paper.page import page
 from fedagrac.paper.regime_map import Advantage, two_speeds
 from fedagrac.paper.runner import Deadline
 
@@ -117,7 +118,8 @@ def test_a_map_says_where_an_estimate_is_ahead_and_where_behind():
     ]
     assert verdict.verdict == "does not hold"
     assert verdict.numbers.startswith(
-        "of 20 fleets ahead in 1, level in 0, behind in 19; best ratio10-fast1: -50%"
+        "of 20 fleets ahead in 1, behind in 19, within 5% in 0, not decided in 0; best, 1 of 20 clients 10 times "
+        "as fast: -50% [-52%, -47%], 3 seeds; worst"
     )
     rows = {row[:2]: row for row in MAP.table(records, "paper").rows}
     assert rows["10 x", "5 %"][6].startswith("-50%")
@@ -138,7 +140,7 @@ def test_partial_participation_compares_pairs_of_seeds():
     assert verdicts[f"{start} scaffold-full"] == "does not hold"
     assert verdicts["K = 18 and 182, half each, eta 0.01: cached-1 is ahead of cohort-1"] == "not decided"
     (row,) = [row for row in PARTIAL.table(records, "paper").rows if row[0] == "cached-1"]
-    assert row[2] == "5e+03 +- 0 (60.00 %)"
+    assert row[2] == "5e+03 +- 0 (60.00 +- 0.00 %, 10 seeds)"
 
 
 def test_several_processes_record_every_trial_once(tmp_path, capsys):
@@ -159,8 +161,48 @@ def test_the_first_screen_shows_every_claim_that_it_names():
     store = Records(ROOT / "reproduction")
     recorded = {name: records_of(recipe, "paper", store) for name, recipe in RECIPES.items()}
     rows = headline_rows(recorded)[1:]
-    assert [row[1] for row in rows] == [claim for claims in HEADLINES.values() for claim in claims]
+    assert [row[1] for row in rows] == [f"[{words}](#{name})" for name, _, words in HEADLINES]
+    assert len(rows) <= 10
+    trials = {name: trials_of(recipe, "paper", store) for name, recipe in RECIPES.items()}
+    blanks = blank_rows(recorded, trials)[1:]
     for name in RECIPES:
-        left = sum(int(row[2]) for row in blank_rows(recorded)[1:] if row[0] == name)
+        left = sum(int(row[2]) for row in blanks if row[0] == name)
         whole = [record for record in recorded[name].values() if record.finished]
-        assert left == len(RECIPES[name].trials("paper")) - len(whole)
+        assert left == len(trials[name]) - len(whole)
+
+
+@needs_records
+def test_the_summary_fits_on_a_screen_of_160_columns():
+    lines = page(Records(ROOT / "reproduction")).splitlines()
+    summary = lines[: next(i for i, line in enumerate(lines) if line.startswith("## How to read"))]
+    assert sum(max(1, -(-len(line) // 160)) for line in summary) <= 30
+
+
+def test_what_is_blank_costs_its_rounds_times_its_steps():
+    """1 ms a client-step: 10 clients x 100 steps x 1000 rounds, whatever the recorded runs stopped at."""
+    settings = {
+        "data": {"name": "x", "clients": 10}, "model": {"name": "logistic"}, "rounds": 1000, "seed": 0,
+        "steps": {"kind": "constant", "steps": 100},
+    }  # fmt: skip
+    short = {"rounds": 20, "seconds": 40.0, "together": 2, "finished": True}
+    gone = {"rounds": 1, "seconds": 40.0, "together": 2, "finished": True, "status": "diverged"}
+    recorded = {
+        "table1": {
+            "lr/iid/constant/seed0": TrialRecord("a", settings, short, {}),
+            "lr/iid/constant/seed1": TrialRecord("b", settings, gone, {}),
+        }
+    }
+    seconds, machine = cost("table1", Trial("lr/iid/constant/seed2", settings), recorded)
+    assert (seconds, machine) == (pytest.approx(1000.0), "a CPU core")
+    other = Trial("alexnet/x/seed0", {**settings, "model": {"name": "alexnet"}, "rounds": 100})
+    assert cost("table1", other, recorded) == (pytest.approx(128e-6 * 10 * 100 * 100), "NVIDIA H200")
+
+
+def test_a_run_that_diverged_is_judged_by_the_sign_test():
+    """A large F - F* for a diverged run would dominate the mean: five seeds ahead, five diverged."""
+    mixed = Advantage([0.1] * 5 + [-12.0] * 5, diverged=True)
+    assert mixed.sign == 0
+    assert str(mixed).startswith("diverged with some seeds, ahead in 5 of 10 seeds")
+    assert Advantage([-12.0] * 6, diverged=True).sign == -1
+    assert Advantage([0.01, 0.0, -0.01]).level
+    assert not Advantage([0.3, -0.3, 0.0]).level

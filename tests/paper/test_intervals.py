@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedagrac.paper.intervals import Interval, p_value, seeds_to_decide, student_quantile, student_tail
+from fedagrac.paper.intervals import (
+    Interval,
+    holm,
+    p_value,
+    power,
+    seeds_to_decide,
+    sign_test,
+    signs_to_decide,
+    student_quantile,
+    student_tail,
+)
 
 values = st.lists(st.floats(-100, 100).map(lambda v: round(v, 3)), min_size=2, max_size=30)
 
@@ -56,15 +66,49 @@ def test_equal_differences_are_certain():
     assert (p_value([0.5, 0.5]), p_value([0.0, 0.0])) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize(("effect", "seeds"), [(1.0, 3), (1.0, 10), (0.3, 50), (0.1, 785), (12.0, 2)])
+def test_the_power_is_that_of_scipy(effect, seeds):
+    critical = stats.t.ppf(0.975, seeds - 1)
+    expected = stats.nct.sf(critical, seeds - 1, effect * math.sqrt(seeds))
+    assert power(effect, seeds) == pytest.approx(expected, rel=1e-8)
+
+
 @pytest.mark.parametrize(("mean", "spread"), [(1.0, 1.0), (0.5, 2.0), (0.1, 1.0), (3.0, 0.1)])
-def test_the_number_of_seeds_that_would_decide_is_the_least(mean, spread):
+def test_the_number_of_seeds_that_would_decide_is_the_least_with_a_power_of_80_percent(mean, spread):
     sample = [mean - spread / math.sqrt(2), mean + spread / math.sqrt(2)]  # standard deviation: spread
     seeds = seeds_to_decide(sample)
 
-    def half(n):
-        return stats.t.ppf(0.975, n - 1) * spread / math.sqrt(n)
+    def chance(n):
+        return stats.nct.sf(stats.t.ppf(0.975, n - 1), n - 1, mean / spread * math.sqrt(n))
 
-    assert half(seeds) < mean
-    assert seeds == 2 or half(seeds - 1) >= mean
+    assert chance(seeds) >= 0.8
+    assert seeds == 2 or chance(seeds - 1) < 0.8
     assert seeds_to_decide([v + 7 for v in sample], threshold=7.0) == seeds
     assert seeds_to_decide([1.0, -1.0]) is None
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(10, 0), (5, 0), (7, 2), (3, 3), (0, 6)])
+def test_the_sign_test_is_the_exact_binomial_test(wins, losses):
+    assert sign_test(wins, losses) == pytest.approx(stats.binomtest(wins, wins + losses).pvalue, rel=1e-12)
+
+
+def test_the_sign_test_needs_six_pairs():
+    assert signs_to_decide(2, 0) == 6
+    assert signs_to_decide(0, 2) == 6
+    assert signs_to_decide(2, 2) is None
+    pairs = signs_to_decide(3, 1)
+    least = next(k for k in range(pairs // 2, pairs) if stats.binomtest(k, pairs).pvalue < 0.05)
+    assert stats.binom.sf(least - 1, pairs, 0.75) >= 0.8
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holms_correction(sample):
+    """By its definition: the hypotheses are rejected in order until one has p (m - rank) above the level."""
+    adjusted = holm(sample)
+    for level in (0.01, 0.05, 0.3):
+        rejected = set()
+        for rank, i in enumerate(sorted(range(len(sample)), key=lambda i: sample[i])):
+            if min(1.0, (len(sample) - rank) * sample[i]) > level:
+                break
+            rejected.add(i)
+        assert {i for i, p in enumerate(adjusted) if p <= level} == rejected

@@ -5,18 +5,16 @@ import multiprocessing
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from fedagrac.cli.app import main
 from fedagrac.data.locating import locate
-from fedagrac.paper import RECIPES, Records, Trial, TrialRecord, run_trials, table1, table_models, table_variance
+from fedagrac.paper import RECIPES, Records, Trial, run_trials, table1, table_models, table_variance
 from fedagrac.paper.__main__ import main as run_module
-from fedagrac.paper.grid import GridPoint, compare_rounds
 from fedagrac.paper.page import page
 from fedagrac.paper.records import key_of
-from fedagrac.paper.runner import Deadline, StopAtTarget, first_round, run_simulations, smoothed
+from fedagrac.paper.runner import Deadline, StopAtTarget, first_round, run_simulations
 from fedagrac.rounds.record import History
 
 ROOT = Path(__file__).parents[2]
@@ -73,63 +71,6 @@ def test_the_time_budget_ends_cleanly(tmp_path):
     nothing = Records(tmp_path / "new")
     assert not run_trials("r", trials, nothing, run, time_budget=-1)
     assert nothing.get("r", trials[0]) is None
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "verdict"),
-    [
-        ((56, 56), (83, 83), "holds"),
-        ((83, 83), (56, 56), "does not hold"),
-        ((55, 55), (55, 55), "not decided"),
-        ((56, 56), (200, None), "holds"),
-        ((200, None), (56, 56), "does not hold"),
-        ((200, None), (200, None), "not decided"),
-        ((56, 56), (30, None), "not decided"),  # the other was cut off before it could have lost
-        ((30, None), (56, 56), "not decided"),
-    ],
-)
-def test_verdicts(a, b, verdict):
-    """Two seeds that agree decide, one does not."""
-    runs = [TrialRecord("x", {}, outcome(*numbers), {}) for numbers in (a, b)]
-    assert compare_rounds("fewer", *[GridPoint("s", (run, run)) for run in runs]).verdict == verdict
-    assert compare_rounds("fewer", *[GridPoint("s", (run,)) for run in runs]).verdict == "not decided"
-    assert compare_rounds("fewer", None, GridPoint("s", (runs[1],))).verdict == "not decided"
-
-
-def seeds(*reached, limit=200, **options):
-    """A setting's runs with the seeds 0, 1, ... that took so many rounds to their target."""
-    outcomes = [outcome(limit if rounds is None else rounds, rounds) for rounds in reached]
-    runs = [TrialRecord("x", {"seed": i}, one, {}) for i, one in enumerate(outcomes)]
-    return GridPoint("s", tuple(runs), **options)
-
-
-def test_rounds_are_compared_seed_by_seed():
-    """Seeds may differ more than settings do."""
-    apart = compare_rounds("fewer", seeds(50, 80, 60), seeds(60, 91, 69))
-    assert apart.verdict == "holds"
-    means = "63.3 +- 37.9 (3 seeds) against 73.3 +- 39.6 (3 seeds)"
-    assert apart.numbers == f"{means}: difference 10 [7.52, 12.5], p = 0.0033, 3 seeds"
-    close = compare_rounds("fewer", seeds(50, 80, 60), seeds(60, 70, 65))
-    assert close.verdict == "not decided"
-    assert "seeds would decide" in close.numbers
-    assert compare_rounds("fewer", seeds(50, 60, 70), seeds(None, None, None)).verdict == "holds"
-    assert compare_rounds("fewer", seeds(None, None), seeds(None, None)).verdict == "not decided"
-
-
-def test_the_seed_that_chose_a_setting_does_not_judge_it():
-    lucky, other = seeds(10, 60, 61, rivals=3), seeds(50, 50, 51)
-    assert compare_rounds("fewer", lucky, other).verdict == "does not hold"
-    assert compare_rounds("fewer", seeds(10, 60, rivals=3), seeds(50, 50)).numbers.endswith("one seed")
-
-
-def test_curves_are_smoothed_before_the_target_is_read():
-    curve = [0.1, 0.2, 0.71, 0.3, 0.69, 0.70, 0.71, 0.70, 0.72]
-    assert smoothed(curve, 1) == curve
-    assert smoothed(curve, 5) == pytest.approx(
-        np.convolve(curve, np.ones(5), "same") / [3, 4, 5, 5, 5, 5, 5, 4, 3]
-    )
-    assert (first_round(curve, 0.7), first_round(curve, 0.7, 5)) == (3, 7)
-    assert first_round(curve, 0.9, 5) is None
 
 
 class FakeRun:

@@ -89,13 +89,15 @@ def _reproduce(
     as_json: bool,
 ) -> dict[str, Any]:
     """Do the runs that are not recorded until `end`, draw and print the outcome, and return it."""
-    from fedagrac.paper import Records, records_of
+    from fedagrac.paper import Records, records_of, trials_of
 
     notes, records = Terminal(stderr=True), Records(out)
-    trials = [trial for trial in recipe.trials(scale) if only in trial.name]
-    left = None if end is None else end - time.monotonic()
-    if recipe.run is not None and not _run(recipe, trials, records, data_dir, left, checkpoints, notes):
-        notes.print("the time budget is spent: run the same command again to continue", highlight=False)
+    for _ in range(1 if recipe.following is None else 2):  # then those that follow from the first
+        trials = [trial for trial in trials_of(recipe, scale, records) if only in trial.name]
+        left = None if end is None else end - time.monotonic()
+        if recipe.run is not None and not _run(recipe, trials, records, data_dir, left, checkpoints, notes):
+            notes.print("the time budget is spent: run the same command again to continue", highlight=False)
+            break
     recorded = records_of(recipe, scale, records)
     table, verdicts = recipe.table(recorded, scale), recipe.claims(recorded)
     if recipe.picture is not None and recorded:

@@ -28,6 +28,7 @@ __all__ = [
     "Verdict",
     "records_of",
     "run_trials",
+    "trials_of",
 ]
 
 RECIPES: dict[str, Recipe] = {
@@ -49,7 +50,19 @@ RECIPES: dict[str, Recipe] = {
 """Every recipe by name."""
 
 
+def trials_of(recipe: Recipe, scale: Scale, store: Records) -> list[Trial]:
+    """Return the trials of a recipe, with those that follow from what is recorded."""
+    trials = recipe.trials(scale)
+    if recipe.following is not None:
+        trials += recipe.following(scale, _recorded(recipe, trials, store))
+    return list({trial.key: trial for trial in trials}.values())
+
+
 def records_of(recipe: Recipe, scale: Scale, store: Records) -> dict[str, TrialRecord]:
     """Return the records of a recipe's trials by the trials' names; trials without a record are left out."""
-    records = {trial.name: store.get(recipe.name, trial) for trial in recipe.trials(scale)}
+    return _recorded(recipe, trials_of(recipe, scale, store), store)
+
+
+def _recorded(recipe: Recipe, trials: list[Trial], store: Records) -> dict[str, TrialRecord]:
+    records = {trial.name: store.get(recipe.name, trial) for trial in trials}
     return {name: record for name, record in records.items() if record is not None}

@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedagrac.paper import RECIPES, Records, records_of, run_trials
+from fedagrac.paper import RECIPES, Records, records_of, run_trials, trials_of
 from fedagrac.paper.workers import Work, run_in_workers, show
 
 
@@ -55,10 +56,12 @@ def run(arguments: Sequence[str]) -> None:
     if recipe.run is not None and options.workers > 1:
         run_in_workers(work, options.only, options.workers, options.time_budget)
     elif recipe.run is not None:
-        trials = [trial for trial in recipe.trials(options.scale) if options.only in trial.name]
         run_group = functools.partial(recipe.run, data_dir=options.data_dir)
-        budget, checkpoints = options.time_budget, options.checkpoints
-        run_trials(recipe.name, trials, store, run_group, budget, show, checkpoints=checkpoints)
+        end = None if options.time_budget is None else time.monotonic() + options.time_budget
+        for _ in range(1 if recipe.following is None else 2):  # then those that follow from the first
+            trials = [t for t in trials_of(recipe, options.scale, store) if options.only in t.name]
+            left = None if end is None else end - time.monotonic()
+            run_trials(recipe.name, trials, store, run_group, left, show, checkpoints=options.checkpoints)
     table = recipe.table(records_of(recipe, options.scale, store), options.scale)
     print(" | ".join(table.columns), *[" | ".join(row) for row in table.rows], sep="\n")
 

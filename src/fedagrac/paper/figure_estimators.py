@@ -15,7 +15,8 @@ from fedagrac.paper.fashion import (
     start_of,
     step_counts,
 )
-from fedagrac.paper.grid import GridPoint, compare_means, grid_points, seeded, within
+from fedagrac.paper.grid import GridPoint, grid_points, seeded
+from fedagrac.paper.judging import all_within, compare_means
 from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
 from fedagrac.paper.records import Trial
 from fedagrac.paper.runner import run_simulations
@@ -152,13 +153,11 @@ def _claims(records: TrialRecords) -> list[Verdict]:
 
 
 def _alike(claim: str, four: dict[str, GridPoint | None]) -> Verdict:
-    """Judge that the two estimates that are farthest apart end within one point of each other."""
-    finished = [point for point in four.values() if point is not None and point.finished]
+    """Judge that all four estimates end within one point of each other."""
+    finished = {name: point for name, point in four.items() if point is not None and point.finished}
     if len(finished) < len(four):
         return Verdict(claim, "not decided", "-")
-    lowest, *_, highest = sorted(finished, key=lambda point: point.mean() or 0.0)
-    verdict = within(claim, highest, lowest, 0.01)
-    return Verdict(claim, verdict.verdict, f"the farthest apart: {verdict.numbers}")
+    return all_within(claim, finished, 0.01)
 
 
 def _picture(records: TrialRecords, scale: Scale) -> Figure:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedagrac.paper.fashion import ASSUMPTIONS, PRESPLIT, fashion, first_epoch, start_of, step_counts
-from fedagrac.paper.grid import GridPoint, compare_means, final_accuracy, grid_points, seeded, within
+from fedagrac.paper.grid import GridPoint, choice, final_accuracy, grid_points, seeded
+from fedagrac.paper.judging import compare_means, within
 from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
 from fedagrac.paper.records import Trial
 from fedagrac.paper.runner import run_simulations
@@ -95,7 +95,7 @@ def _best(curve: dict[str, GridPoint], labels: tuple[str, ...]) -> GridPoint | N
     """Return the lambda that is best with the first seed."""
     points = [curve[label] for label in labels if label in curve]
     chosen = max(points, key=lambda point: final_accuracy(point.records[0]) or 0.0, default=None)
-    return None if chosen is None else replace(chosen, rivals=len(points))
+    return None if chosen is None else choice(chosen, len(points))
 
 
 INTERIOR = tuple(f"lambda={value:g}" for value in LAMBDAS[1:-1])

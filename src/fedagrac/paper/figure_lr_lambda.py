@@ -7,17 +7,9 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedagrac.paper.grid import (
-    GridPoint,
-    agreed,
-    compare_means,
-    final_accuracy,
-    grid_points,
-    grid_trials,
-    judge,
-    paired_means,
-)
-from fedagrac.paper.intervals import Interval
+from fedagrac.paper.grid import GridPoint, choice, final_accuracy, grid_points, grid_trials
+from fedagrac.paper.intervals import holm
+from fedagrac.paper.judging import accuracy_evidence, agreed, compare_means, decide_all, nearly_as_high
 from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
 from fedagrac.paper.records import Trial
 from fedagrac.paper.runner import run_simulations
@@ -131,26 +123,24 @@ def _first(point: GridPoint) -> float:
 def _good_lambda(
     claim: str, runs: ByRates, etas: list[float], lambdas: list[float], lam: float, good: float
 ) -> Verdict:
-    """Judge that a lambda is nearly as good as the best one at each of these etas."""
-    if lam not in lambdas or not etas:
+    """Judge that a lambda is nearly as good as the best other one at each of these etas.
+
+    The first seed chooses the best other lambda at every eta, and the other seeds judge. The claim is about all
+    etas together, so Holm's correction applies.
+    """
+    others = [other for other in lambdas if other != lam]
+    if lam not in lambdas or not etas or not others:
         return Verdict(claim, "not decided", f"lambda {lam:g} or its etas not run")
-    worst: tuple[float, float, list[float]] | None = None
+    parts, texts = {}, {}
     for eta in etas:
-        rival = max((runs[eta, other] for other in lambdas), key=_first)
-        behind = paired_means(replace(rival, rivals=len(lambdas)), runs[eta, lam])
-        gap = sum(behind) / len(behind)
-        if worst is None or gap > worst[0]:
-            worst = gap, eta, behind
-    assert worst is not None
-    gap, eta, behind = worst
-    numbers = f"at most {100 * gap:.2f} points below the best lambda, at eta {eta:g}"
-    if len(behind) < 2:
-        return judge(claim, behind, numbers)
-    interval = Interval.of(behind)
-    numbers = f"{numbers} [{100 * interval.low:.2f}, {100 * interval.high:.2f}], {len(behind)} seeds"
-    if interval.high <= good:
-        return Verdict(claim, "holds", numbers)
-    return Verdict(claim, "does not hold" if interval.low > good else "not decided", numbers)
+        rival = choice(max((runs[eta, other] for other in others), key=_first), len(others))
+        parts[f"eta {eta:g}"], numbers = nearly_as_high(runs[eta, lam], rival, good)
+        texts[f"eta {eta:g}"] = f"{numbers} ({rival.setting.split('=')[-1]})"
+    worst = min(
+        parts, key=lambda eta: (parts[eta].sign, -parts[eta].p if parts[eta].sign < 0 else parts[eta].p, eta)
+    )
+    numbers = f"against the best other lambda, the least clear at {worst}: {texts[worst]}: {parts[worst].numbers}"
+    return decide_all(claim, parts, numbers)
 
 
 def _one_is_good(claim: str, runs: ByRates, etas: list[float], lambdas: list[float]) -> Verdict:
@@ -160,24 +150,29 @@ def _one_is_good(claim: str, runs: ByRates, etas: list[float], lambdas: list[flo
 def _best_of_all(claim: str, runs: ByRates, etas: list[float], lambdas: list[float]) -> Verdict:
     place = (0.005, 1.0)
     rival = max((at for at in runs if at != place), key=lambda at: _first(runs[at]))
-    verdict = compare_means(claim, runs.get(place), replace(runs[rival], rivals=len(runs) - 1))
+    verdict = compare_means(claim, runs.get(place), choice(runs[rival], len(runs) - 1))
     numbers = f"{verdict.numbers} (the best other: eta {rival[0]:g}, lambda {rival[1]:g})"
     return Verdict(claim, verdict.verdict, numbers)
 
 
 def _smaller_is_better(claim: str, runs: ByRates, etas: list[float], lambdas: list[float]) -> Verdict:
-    pairs = [
-        (runs[small, lam], runs[large, lam])
+    """Judge that each eta is worse than the next smaller one, with Holm's correction over all pairs."""
+    parts = {
+        f"eta {small:g} against {large:g} at lambda {lam:g}": accuracy_evidence(
+            runs[small, lam], runs[large, lam]
+        )[0]
         for lam in lambdas
         if lam != 1
         for small, large in itertools.pairwise(etas)
-    ]
-    verdicts = [compare_means(claim, small, large).verdict for small, large in pairs]
-    better, worse = verdicts.count("holds"), verdicts.count("does not hold")
-    numbers = f"from one eta to the next smaller: better {better} times, worse {worse} times of {len(pairs)}"
-    if worse:
-        return Verdict(claim, "does not hold", numbers)
-    return Verdict(claim, "holds" if pairs and better == len(pairs) else "not decided", numbers)
+    }
+    corrected = holm([part.p for part in parts.values()])
+    said = [replace(part, p=p).decided for part, p in zip(parts.values(), corrected, strict=True)]
+    seeds = min((part.seeds for part in parts.values()), default=0)
+    numbers = (
+        f"from one eta to the next smaller: better {said.count(1)} times, worse {said.count(-1)} times of "
+        f"{len(said)}, {seeds} seeds"
+    )
+    return decide_all(claim, parts, numbers)
 
 
 def _by_seed(runs: ByRates) -> list[dict[tuple[float, float], float]]:
@@ -269,8 +264,8 @@ RECIPE = Recipe(
         "over the data that is under way, half an epoch on average)",
         "LR: 3 seeds; AlexNet: one seed, and augmentation (crops and flips) as in the authors' code; an AlexNet "
         "run that has not reached 12 % after 15 rounds ends there",
-        "a lambda is good where it is within 0.5 points (LR) or 2 points (AlexNet) of the best one at that eta. "
-        "The first seed chooses the best setting, the others judge it",
+        "a lambda is good where it is within 0.5 points (LR) or 2 points (AlexNet) of the best other lambda at "
+        "that eta. The first seed chooses that lambda, the other seeds judge",
         "quick: LR alone, 25 rounds, 3 etas by 3 lambdas, one seed; medium: LR alone, one seed; AlexNet runs at "
         "scale paper only",
     ),

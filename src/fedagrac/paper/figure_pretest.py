@@ -223,7 +223,7 @@ def _claims(records: TrialRecords) -> list[Verdict]:
             continue
         kept = [name for name, trip in five.items() if trip is not None and trip.kept]
         verdict: Literal["holds", "does not hold"] = "holds" if kept == ["fedagrac"] else "does not hold"
-        verdicts.append(Verdict(claim, verdict, f"kept by {', '.join(kept) or 'none'}"))
+        verdicts.append(Verdict(claim, verdict, f"kept by {' and '.join(kept) or 'none'}, all {STARTS} starts"))
     return verdicts
 
 

@@ -1,38 +1,32 @@
-"""Grids: every algorithm at its best setting, over several seeds, as the paper compares.
-
-Two settings are compared by the differences between their runs with the same seed. A claim is decided only where
-the 95 % interval of the mean difference excludes zero, so one seed never decides it.
-"""
+"""Grids: every algorithm at its best setting, over several seeds, as the paper compares."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedagrac.paper.intervals import Interval, p_value, seeds_to_decide
-from fedagrac.paper.recipe import TrialRecords, Verdict
+from fedagrac.paper.intervals import Interval
+from fedagrac.paper.recipe import TrialRecords
 from fedagrac.paper.records import Trial, TrialRecord
-from fedagrac.paper.runner import first_round
+from fedagrac.paper.runner import SMOOTH, first_round
 
 __all__ = [
     "GridPoint",
-    "agreed",
+    "Reading",
     "at_target",
     "best",
-    "compare_means",
-    "compare_rounds",
+    "choice",
     "fewest_rounds",
     "final_accuracy",
     "grid_points",
     "grid_trials",
-    "judge",
-    "paired_means",
+    "reading",
     "seeded",
     "setting_text",
-    "within",
 ]
 
 
@@ -86,23 +80,78 @@ def seeded(name: str, settings: Mapping[str, Any], seeds: Sequence[int]) -> list
 
 
 @dataclass(frozen=True)
+class Reading:
+    """When a run reached its target.
+
+    Attributes:
+        reached: the round, or None.
+        until: the last round up to which it is known not to have reached it; infinite for a run that diverged.
+        raw: the round in which the run ended because its last evaluation was at the target, or None.
+    """
+
+    reached: int | None
+    until: float
+    raw: int | None = None
+
+
+def reading(record: TrialRecord) -> Reading:
+    """Read from a record's curve when the mean accuracy over 5 rounds reached the run's target.
+
+    Examples:
+        >>> settings = {"target": 0.7, "rounds": 200}
+        >>> def read(*accuracy, **more):
+        ...     outcome = {"accuracy": accuracy, "rounds": len(accuracy), "rounds_to_target": None, **more}
+        ...     return reading(TrialRecord("a", settings, outcome, {}))
+        >>> read(0.6, 0.68, 0.69, 0.71, 0.72, 0.73, 0.74)
+        Reading(reached=4, until=4, raw=None)
+        >>> read(0.6, 0.65, 0.68, 0.68, 0.71)  # ended at its first round at the target
+        Reading(reached=None, until=3, raw=5)
+        >>> read(0.1, 0.1, status="diverged")
+        Reading(reached=None, until=inf, raw=None)
+    """
+    outcome, target = record.outcome, record.settings.get("target")
+    curve = outcome.get("accuracy")
+    if curve is None or target is None:  # made without a curve
+        reached, until, raw = outcome.get("rounds_to_target"), outcome["rounds"], None
+    else:
+        reached, raw = first_round(curve, target, SMOOTH), first_round(curve, target)
+        whole = outcome["rounds"] >= record.settings.get("rounds", math.inf)
+        until = outcome["rounds"] if whole else max(0, len(curve) - SMOOTH // 2)
+        raw = raw if reached is None and raw == len(curve) else None
+    if reached is not None:
+        return Reading(reached, reached)
+    return Reading(None, math.inf if outcome.get("status") == "diverged" else until, raw)
+
+
+@dataclass(frozen=True)
 class GridPoint:
     """One setting of an algorithm with its runs, one per seed.
 
     Attributes:
         setting: the setting in a few characters.
         records: its runs.
-        rivals: how many settings it was chosen from. Claims about the best of several settings are judged without
-            the first seed, which chose it.
+        chosen_by: the seed that chose it from several settings, which does not judge claims about it.
+        rivals: how many settings it was chosen from.
     """
 
     setting: str
     records: tuple[TrialRecord, ...]
+    chosen_by: int | None = None
     rivals: int = 1
 
     def by_seed(self) -> dict[int, TrialRecord]:
         """Return the runs by their seeds."""
         return {record.settings.get("seed", i): record for i, record in enumerate(self.records)}
+
+    def with_seeds(self, seeds: Sequence[int]) -> GridPoint:
+        """Return the runs with these seeds alone."""
+        by_seed = self.by_seed()
+        return replace(self, records=tuple(by_seed[seed] for seed in seeds))
+
+    def judging(self) -> GridPoint:
+        """Return the runs without that of the seed which chose the setting, unless it is the only one."""
+        seeds = [seed for seed in self.by_seed() if seed != self.chosen_by]
+        return self.with_seeds(seeds) if seeds else self
 
     def values(self, field: str) -> list[float | None]:
         """Return what each seed gave; a run that diverged gave None."""
@@ -124,21 +173,23 @@ class GridPoint:
         return Interval.of(known).half if len(known) > 1 and len(known) == len(self.records) else 0.0
 
     def percent(self, field: str = "final") -> str:
-        """Return the mean of an accuracy and half the width of its 95 % interval as text.
+        """Return the mean of an accuracy, half the width of its 95 % interval and the number of seeds as text.
 
         Examples:
             >>> runs = tuple(TrialRecord("a", {}, {"final": f}, {}) for f in (0.84, 0.85, 0.86))
             >>> GridPoint("lr=0.1", runs).percent()
-            '85.00 +- 2.48'
+            '85.00 +- 2.48 (3 seeds)'
             >>> GridPoint("lr=0.1", runs[:1]).percent()
             '84.00'
-            >>> GridPoint("lr=0.1", (TrialRecord("a", {}, {"final": None}, {}),)).percent()
-            'diverged'
+            >>> gone = TrialRecord("a", {}, {"final": None}, {})
+            >>> GridPoint("lr=0.1", (gone,)).percent(), GridPoint("lr=0.1", (gone, gone, runs[0])).percent()
+            ('diverged', 'diverged with 2 of 3 seeds')
         """
-        mean = self.mean(field)
-        if mean is None:
-            return "diverged"
-        return f"{100 * mean:.2f}" + (f" +- {100 * self.half_width(field):.2f}" if len(self.records) > 1 else "")
+        values = self.values(field)
+        if None in values:
+            return "diverged" + (f" with {values.count(None)} of {len(values)} seeds" if len(values) > 1 else "")
+        mean = f"{100 * (self.mean(field) or 0.0):.2f}"
+        return mean + (f" +- {100 * self.half_width(field):.2f} ({len(values)} seeds)" if len(values) > 1 else "")
 
     def rounds(self) -> str:
         """Return how many rounds the runs took to their target as text.
@@ -150,20 +201,27 @@ class GridPoint:
             >>> runs(12).rounds(), runs(None).rounds(), runs(10, 11, 12).rounds()
             ('12', '> 200', '11.0 +- 2.5 (3 seeds)')
             >>> runs(10, None, 12).rounds(), runs(None, None).rounds()
-            ('11.0 by 2 of 3 seeds, the others > 200', '> 200 (2 seeds)')
+            ('10 to 12 by 2 of 3 seeds, the others > 200', '> 200 (2 seeds)')
         """
-        reached = [r for record in self.records if (r := record.outcome["rounds_to_target"]) is not None]
-        most = min((r.outcome["rounds"] for r in self.records if r.outcome["rounds_to_target"] is None), default=0)
-        note = "" if self.finished else " (cut off)"
-        if len(self.records) == 1:
-            return str(reached[0]) if reached else f"> {most}{note}"
-        if not reached:
-            return f"> {most} ({len(self.records)} seeds){note}"
-        if len(reached) < len(self.records):
-            mean = statistics.fmean(reached)
-            return f"{mean:.1f} by {len(reached)} of {len(self.records)} seeds, the others > {most}{note}"
-        interval = Interval.of(reached)
-        return f"{interval.mean:.1f} +- {interval.half:.1f} ({len(reached)} seeds)"
+        read = [reading(record) for record in self.records]
+        reached = [one.reached for one in read if one.reached is not None]
+        missed = [one for one in read if one.reached is None]
+        if not missed:
+            if len(reached) == 1:
+                return str(reached[0])
+            interval = Interval.of(reached)
+            return f"{interval.mean:.1f} +- {interval.half:.1f} ({len(reached)} seeds)"
+        least = min(one.until for one in missed)
+        bound = "diverged" if least == math.inf else f"> {least:g}"
+        gone = sum(one.until == math.inf for one in missed)
+        notes = [] if self.finished else ["cut off"]
+        notes += [f"ended at {one.raw}, its first round at the target" for one in missed if one.raw is not None]
+        notes += [f"diverged with {gone}"] if gone and bound != "diverged" else []
+        note = f" ({'; '.join(notes)})" if notes else ""
+        if reached:
+            span = str(reached[0]) if len(reached) == 1 else f"{min(reached)} to {max(reached)}"
+            return f"{span} by {len(reached)} of {len(read)} seeds, the others {bound}{note}"
+        return bound + (f" ({len(read)} seeds)" if len(read) > 1 else "") + note
 
 
 def _value(record: TrialRecord, field: str) -> float | None:
@@ -187,19 +245,16 @@ def grid_points(records: TrialRecords, name: str) -> list[GridPoint]:
 
 
 def at_target(point: GridPoint | None, target: float) -> GridPoint | None:
-    """Return the runs with the rounds they took to another target, read from their curves.
+    """Return the runs with another target, whose round is read from their curves.
 
     Examples:
-        >>> run = TrialRecord("a", {}, {"accuracy": [0.1, 0.5, 0.6], "rounds": 3, "rounds_to_target": None}, {})
-        >>> at_target(GridPoint("only", (run,)), 0.5).rounds()
+        >>> run = TrialRecord("a", {}, {"accuracy": [0.1, 0.5, 0.6, 0.6], "rounds": 4}, {})
+        >>> at_target(GridPoint("only", (run,)), 0.44).rounds()
         '2'
     """
     if point is None:
         return None
-    records = []
-    for record in point.records:
-        reached = first_round(record.outcome["accuracy"], target, record.settings.get("smooth", 1))
-        records.append(replace(record, outcome={**record.outcome, "rounds_to_target": reached}))
+    records = [replace(record, settings={**record.settings, "target": target}) for record in point.records]
     return replace(point, records=tuple(records))
 
 
@@ -209,8 +264,14 @@ def final_accuracy(record: TrialRecord) -> float | None:
 
 
 def fewest_rounds(record: TrialRecord) -> float | None:
-    """Return a score that is higher the sooner the target was reached, then the higher the final accuracy is."""
-    reached = record.outcome["rounds_to_target"]
+    """Return a score that is higher the sooner the target was reached, then the higher the final accuracy is.
+
+    The seed that chooses settings is read without averaging, because some of its runs ended at the target.
+    """
+    curve, target = record.outcome.get("accuracy"), record.settings.get("target")
+    reached = record.outcome.get("rounds_to_target")
+    if curve is not None and target is not None:
+        reached = first_round(curve, target)
     return final_accuracy(record) if reached is None else 2 - reached / 1e6
 
 
@@ -220,138 +281,15 @@ def best(
     """Return the setting whose first seed scores highest, or None where none has a score.
 
     Examples:
-        >>> runs = {f"x/lr={lr}/seed0": TrialRecord("a", {}, {"final": lr}, {}) for lr in (0.1, 0.3, 0.2)}
-        >>> best(runs, "x").setting, best(runs, "x").rivals
-        ('lr=0.3', 3)
+        >>> runs = {f"x/lr={lr}/seed0": TrialRecord("a", {"seed": 0}, {"final": lr}, {}) for lr in (0.1, 0.3, 0.2)}
+        >>> best(runs, "x").setting, best(runs, "x").rivals, best(runs, "x").chosen_by
+        ('lr=0.3', 3, 0)
     """
     points = [point for point in grid_points(records, name) if score(point.records[0]) is not None]
     chosen = max(points, key=lambda point: score(point.records[0]) or 0.0, default=None)
-    return None if chosen is None else replace(chosen, rivals=len(points))
+    return None if chosen is None else choice(chosen, len(points))
 
 
-def _pairs(a: GridPoint, b: GridPoint) -> list[tuple[TrialRecord, TrialRecord]]:
-    """Return the runs with the same seeds, without the seed that chose the settings if another one is there."""
-    first, second = a.by_seed(), b.by_seed()
-    seeds = sorted(first.keys() & second.keys())
-    if max(a.rivals, b.rivals) > 1 and len(seeds) > 1:
-        seeds = seeds[1:]
-    return [(first[seed], second[seed]) for seed in seeds]
-
-
-def judge(
-    claim: str, differences: Sequence[float], numbers: str, threshold: float = 0.0, unit: float = 1.0
-) -> Verdict:
-    """Judge that the mean of paired differences is above a threshold.
-
-    Args:
-        claim: what is claimed.
-        differences: one per seed.
-        numbers: what was compared, as text.
-        threshold: what the mean is claimed to exceed.
-        unit: differences are shown multiplied by this.
-
-    Examples:
-        >>> judge("a is above b", [1.0, 1.1, 1.2], "a against b")  # doctest: +NORMALIZE_WHITESPACE
-        Verdict(claim='a is above b', verdict='holds',
-                numbers='a against b: difference 1.1 [0.852, 1.35], p = 0.0027, 3 seeds')
-        >>> judge("a is above b", [1.0, -0.5], "a against b").numbers
-        'a against b: difference 0.25 [-9.28, 9.78], p = 0.8, 2 seeds; about 72 seeds would decide'
-        >>> judge("a is above b", [1.0], "a against b")
-        Verdict(claim='a is above b', verdict='not decided', numbers='a against b: one seed')
-    """
-    if len(differences) < 2:
-        return Verdict(claim, "not decided", f"{numbers}: {'one seed' if differences else 'no seed in common'}")
-    interval = Interval.of([unit * difference for difference in differences])
-    p = p_value([difference - threshold for difference in differences])
-    numbers = f"{numbers}: difference {interval}, p = {p:.2g}, {len(differences)} seeds"
-    if interval.low > unit * threshold:
-        return Verdict(claim, "holds", numbers)
-    if interval.high < unit * threshold:
-        return Verdict(claim, "does not hold", numbers)
-    needed = seeds_to_decide(differences, threshold)
-    note = "level" if needed is None else f"about {needed} seeds would decide"
-    return Verdict(claim, "not decided", f"{numbers}; {note}")
-
-
-def agreed(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return what several seeds say of one claim: decided where two or more agree.
-
-    Examples:
-        >>> yes, no = Verdict("c", "holds", "5 of 6"), Verdict("c", "does not hold", "3 of 6")
-        >>> agreed([yes, yes]).verdict, agreed([yes, no]).verdict, agreed([yes])
-        ('holds', 'not decided', Verdict(claim='c', verdict='not decided', numbers='5 of 6: one seed'))
-    """
-    numbers = "; ".join(dict.fromkeys(verdict.numbers for verdict in verdicts))
-    first = verdicts[0]
-    if len(verdicts) == 1:
-        numbers += "" if first.verdict == "not decided" else ": one seed"
-        return Verdict(first.claim, "not decided", numbers)
-    same = all(verdict.verdict == first.verdict for verdict in verdicts)
-    return Verdict(first.claim, first.verdict if same else "not decided", f"{numbers}: {len(verdicts)} seeds")
-
-
-def paired_means(higher: GridPoint, lower: GridPoint) -> list[float]:
-    """Return the differences of final accuracy, seed by seed; diverging counts as an accuracy of zero."""
-    return [(final_accuracy(a) or 0.0) - (final_accuracy(b) or 0.0) for a, b in _pairs(higher, lower)]
-
-
-def compare_means(claim: str, higher: GridPoint | None, lower: GridPoint | None) -> Verdict:
-    """Judge that one setting ends at a higher accuracy than another.
-
-    Examples:
-        >>> runs = [TrialRecord("", {}, {"final": f}, {}) for f in (0.8, 0.82, 0.7, 0.71)]
-        >>> a, b = GridPoint("", tuple(runs[:2])), GridPoint("", tuple(runs[2:]))
-        >>> compare_means("a is above b", a, b).verdict, compare_means("b is above a", b, a).verdict
-        ('holds', 'does not hold')
-        >>> compare_means("a is above c", a, None).verdict
-        'not decided'
-    """
-    numbers = " against ".join("-" if point is None else point.percent() for point in (higher, lower))
-    if higher is None or lower is None:
-        return Verdict(claim, "not decided", numbers)
-    if not (higher.finished and lower.finished):
-        return Verdict(claim, "not decided", f"{numbers} (cut off)")
-    if higher.mean() is None and lower.mean() is None:
-        return Verdict(claim, "not decided", numbers)
-    return judge(claim, paired_means(higher, lower), numbers, unit=100)
-
-
-def within(claim: str, a: GridPoint | None, b: GridPoint | None, limit: float) -> Verdict:
-    """Judge that two settings end within so many points of each other (a limit of 0.01 is one point)."""
-    numbers = " against ".join("-" if point is None else point.percent() for point in (a, b))
-    if a is None or b is None or not (a.finished and b.finished):
-        return Verdict(claim, "not decided", numbers)
-    if a.mean() is None and b.mean() is None:
-        return Verdict(claim, "not decided", numbers)
-    differences = paired_means(a, b)
-    if len(differences) < 2:
-        return judge(claim, differences, numbers)
-    interval = Interval.of(differences)
-    numbers = (
-        f"{numbers}: difference {Interval(100 * interval.mean, 100 * interval.half)}, {len(differences)} seeds"
-    )
-    if max(abs(interval.low), abs(interval.high)) < limit:
-        return Verdict(claim, "holds", numbers)
-    if interval.low > limit or interval.high < -limit:
-        return Verdict(claim, "does not hold", numbers)
-    return Verdict(claim, "not decided", numbers)
-
-
-def compare_rounds(claim: str, fewer: GridPoint | None, more: GridPoint | None) -> Verdict:
-    """Judge that one setting needs fewer rounds to the target than another.
-
-    A run that did not reach the target counts with the rounds it was given, which is a lower bound. Where that
-    bound is below what the other run needed, nothing is decided.
-    """
-    numbers = " against ".join("-" if point is None else point.rounds() for point in (fewer, more))
-    if fewer is None or more is None:
-        return Verdict(claim, "not decided", numbers)
-    differences = []
-    for a, b in _pairs(fewer, more):
-        needed = [record.outcome["rounds_to_target"] for record in (a, b)]
-        given = [n or record.outcome["rounds"] for n, record in zip(needed, (a, b), strict=True)]
-        known = [n for n in needed if n is not None]
-        if known and min(given) < min(known):
-            return Verdict(claim, "not decided", f"{numbers}: cut off before the other reached the target")
-        differences.append(float(given[1] - given[0]) if known else 0.0)
-    return judge(claim, differences, numbers)
+def choice(point: GridPoint, rivals: int) -> GridPoint:
+    """Return a setting as one that its first seed has chosen from so many."""
+    return replace(point, rivals=rivals, chosen_by=next(iter(point.by_seed())) if rivals > 1 else None)

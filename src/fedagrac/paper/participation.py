@@ -5,10 +5,12 @@ The paper states the algorithm for full participation. Its authors' code average
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fedagrac.paper.gaps import a9a_settings, run_gaps
 from fedagrac.paper.intervals import Interval
+from fedagrac.paper.judging import decide, p_text
 from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
 from fedagrac.paper.records import Trial
 from fedagrac.paper.regime_map import Advantage, advantage
@@ -64,9 +66,11 @@ def _gaps(records: TrialRecords, steps: str, name: str) -> str:
     values = [1e4 * run["gaps"][name][-1] for run in runs if name not in run["diverged"]]
     if len(values) < len(runs):
         return f"diverged with {len(runs) - len(values)} of {len(runs)} seeds"
-    interval, accuracy = Interval.of(values), [run["accuracies"][name][-1] for run in runs]
-    spread = f" +- {interval.half:.2g}" if len(values) > 1 else ""
-    return f"{interval.mean:.3g}{spread} ({100 * sum(accuracy) / len(accuracy):.2f} %)"
+    interval, accuracy = Interval.of(values), Interval.of([100 * run["accuracies"][name][-1] for run in runs])
+    if len(values) == 1:
+        return f"{interval.mean:.3g} ({accuracy.mean:.2f} %)"
+    shares = f"{accuracy.mean:.2f} +- {accuracy.half:.2f} %"
+    return f"{interval.mean:.3g} +- {interval.half:.3g} ({shares}, {len(values)} seeds)"
 
 
 def _table(records: TrialRecords, scale: Scale) -> Table:
@@ -89,9 +93,11 @@ def _claims(records: TrialRecords) -> list[Verdict]:
         for eta in COUNTS["paper"][1]:
             for one, other in PAIRS:
                 ahead: Advantage = advantage(records, steps, f"{one}/{eta:g}", f"{other}/{eta:g}")
-                verdict = {1: "holds", 0: "not decided", -1: "does not hold"}[ahead.sign]
                 claim = f"{words}, eta {eta:g}: {one} is ahead of {other}"
-                verdicts.append(Verdict(claim, verdict, f"F - F* {ahead}, {ahead.seeds} seeds"))  # type: ignore[arg-type]
+                text = (
+                    f"{ahead}, {p_text(ahead.evidence.p)}, {ahead.seeds} seeds" if ahead.seeds > 1 else str(ahead)
+                )
+                verdicts.append(decide(claim, replace(ahead.evidence, numbers=text), "F - F*"))
     return verdicts
 
 

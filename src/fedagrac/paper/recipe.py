@@ -29,11 +29,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim of the paper, whether it holds in our runs, and the numbers behind that."""
+    """A claim of the paper, whether it holds in our runs, and the numbers behind that.
+
+    `brief` has the numbers in one line where `numbers` is longer.
+    """
 
     claim: str
     verdict: Literal["holds", "does not hold", "not decided"]
     numbers: str
+    brief: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Recipe:
         claims: returns the verdicts on the paper's claims.
         run: runs trials that differ in the algorithm alone; None where nothing needs to run.
         picture: draws ours, and the paper's where it gives numbers; None for plain tables.
+        following: returns further runs that depend on the outcomes of the first ones, such as more seeds at the
+            best of several settings; None where there are none.
     """
 
     name: str
@@ -59,3 +65,4 @@ class Recipe:
     claims: Callable[[TrialRecords], list[Verdict]]
     run: Callable[..., list[dict[str, Any]]] | None = None
     picture: Callable[[TrialRecords, Scale], Figure] | None = None
+    following: Callable[[Scale, TrialRecords], list[Trial]] | None = None

@@ -19,7 +19,7 @@ from fedagrac.files import make_folder, opener, write_atomically
 from fedagrac.parsing import parse_json
 from fedagrac.storage.claims import LOCK
 
-__all__ = ["ENVIRONMENTS", "Records", "Trial", "TrialRecord", "key_of"]
+__all__ = ["ENVIRONMENTS", "Records", "Trial", "TrialRecord", "key_of", "progress"]
 
 ENVIRONMENTS = "environments.json"
 """The file with the environments by key."""
@@ -92,7 +92,17 @@ class TrialRecord:
         """
         if other is None or other.finished:
             return other is None
-        return self.finished or self.outcome.get("rounds", 0) > other.outcome.get("rounds", 0)
+        return self.finished or progress(self.outcome) > progress(other.outcome)
+
+
+def progress(outcome: dict[str, Any]) -> tuple[int, int]:
+    """Return how far a run that was cut off has come: the settings that a search has tried, and its rounds.
+
+    Examples:
+        >>> progress({"rounds": 3, "tried": [{}, {}]}) > progress({"rounds": 40, "tried": [{}]})
+        True
+    """
+    return len(outcome.get("tried", ())), outcome.get("rounds", 0)
 
 
 class Records:

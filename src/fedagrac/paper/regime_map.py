@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedagrac.paper.gaps import a9a_settings, run_gaps
-from fedagrac.paper.intervals import Interval
+from fedagrac.paper.intervals import Interval, holm
+from fedagrac.paper.judging import LEAST_SEEDS, decide_all, of_differences, of_signs
 from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
 from fedagrac.paper.records import Trial
 from fedagrac.paper.runner import one_by_one
@@ -45,8 +47,11 @@ MIDDLE = {"quick": 0.1, "medium": 0.03, "paper": 0.03}
 ESTIMATORS = {"hybrid": "fedagrac", "first": "fedagrac-first", "reverse": "fedagrac-reverse"}
 """What differs from SCAFFOLD; FedaGrac-avg at lambda = 1 from the same start is SCAFFOLD."""
 
+MARGIN = 0.05
+"""Two algorithms are level where the 95 % interval of the ratio of their F - F* is within so much of 1."""
+
 LARGEST = 100.0
-"""A run that diverged counts with this F - F*."""
+"""A run that diverged counts with this F - F*; then the sign test judges."""
 
 
 def two_speeds(ratio: int, fast: int, mean: int) -> list[int]:
@@ -126,17 +131,22 @@ def _trials(scale: Scale) -> list[Trial]:
 class Advantage:
     """How far one algorithm is ahead of another in one fleet: log(F - F*) of the other less that of the one.
 
+    Where a run diverged, the sign test judges.
+
     Examples:
         >>> ahead = Advantage([0.5, 0.7, 0.6])
         >>> ahead.sign, str(ahead)
         (1, '-45% [-57%, -30%]')
-        >>> Advantage([0.5, -0.5]).sign, Advantage([]).sign
-        (0, 0)
+        >>> Advantage([0.5, -0.5, 0.1]).sign, Advantage([]).sign, Advantage([0.01, 0.0, -0.01]).level
+        (0, 0, True)
     """
 
-    def __init__(self, logs: Sequence[float]) -> None:
+    def __init__(self, logs: Sequence[float], diverged: bool = False) -> None:
         self.seeds = len(logs)
         self.interval = Interval.of(logs) if logs else None
+        wins, losses = sum(log > 0 for log in logs), sum(log < 0 for log in logs)
+        self.evidence = of_signs(wins, losses, len(logs), "ahead") if diverged else of_differences(logs)
+        self.diverged = diverged
 
     @property
     def mean(self) -> float:
@@ -145,19 +155,31 @@ class Advantage:
 
     @property
     def sign(self) -> int:
-        """1 where it is ahead, -1 where it is behind, 0 where the 95 % interval does not decide."""
-        if self.interval is None or not math.isfinite(self.interval.half):
-            return 0
-        return int(self.interval.low > 0) - int(self.interval.high < 0)
+        """1 where it is ahead, -1 where it is behind, 0 where the seeds do not decide."""
+        return self.evidence.decided
+
+    @property
+    def level(self) -> bool:
+        """Whether the whole 95 % interval is within 5 % of the other."""
+        if self.interval is None or self.seeds < LEAST_SEEDS or self.diverged:
+            return False
+        return max(abs(math.expm1(-self.interval.low)), abs(math.expm1(-self.interval.high))) < MARGIN
 
     def __str__(self) -> str:
         """Return by how much F - F* is smaller or larger than the other's, with its 95 % interval."""
         if self.interval is None:
             return "-"
+        if self.diverged:
+            return f"diverged with some seeds, {self.evidence.numbers}"
         if not math.isfinite(self.interval.half):
             return f"{_percent(self.interval.mean)} (one seed)"
         low, high = _percent(self.interval.high), _percent(self.interval.low)
         return f"{_percent(self.interval.mean)} [{low}, {high}]"
+
+    @property
+    def cell(self) -> str:
+        """The same with the number of seeds."""
+        return f"{self} ({self.seeds} seeds)" if self.seeds > 1 else str(self)
 
 
 def _percent(log: float) -> str:
@@ -174,7 +196,8 @@ def advantage(records: TrialRecords, fleet: str, one: str, other: str, point: in
             kept = {key: _gap(gaps, needed) for key, gaps in record.outcome["gaps"].items()}
             by_seed.setdefault(seed, {}).update(kept)
     pairs = [(gaps[other], gaps[one]) for gaps in by_seed.values() if one in gaps and other in gaps]
-    return Advantage([math.log(theirs / ours) for theirs, ours in pairs])
+    logs = [math.log(theirs / ours) for theirs, ours in pairs]
+    return Advantage(logs, diverged=any(LARGEST in pair for pair in pairs))
 
 
 def _gap(gaps: Sequence[float], point: int) -> float:
@@ -196,14 +219,14 @@ def _table(records: TrialRecords, scale: Scale) -> Table:
     for fleet, ratio, fast in _ordered(scale):
         steps = two_speeds(ratio, fast, COUNTS[scale]["mean"])
         texts = [
-            str(advantage(records, fleet, f"{name}/full/epoch/{eta:g}", f"scaffold/full/{eta:g}"))
+            advantage(records, fleet, f"{name}/full/epoch/{eta:g}", f"scaffold/full/{eta:g}").cell
             for eta in COUNTS[scale]["etas"]
             for name in ESTIMATORS
         ]
         if scale == "paper":
             eta = LONG["eta"]
             pairs = [(f"{name}/full/epoch/{eta:g}", f"scaffold/full/{eta:g}") for name in ESTIMATORS]
-            texts += [str(advantage(records, fleet, *pair)) for pair in pairs]
+            texts += [advantage(records, fleet, *pair).cell for pair in pairs]
         rows.append((*_words(ratio, fast), f"{steps[0]} and {steps[-1]}", *texts))
     titles = [f"{name}, eta {eta:g}" for eta in COUNTS[scale]["etas"] for name in ESTIMATORS]
     if scale == "paper":
@@ -212,21 +235,41 @@ def _table(records: TrialRecords, scale: Scale) -> Table:
 
 
 def _judge_all(claim: str, records: TrialRecords, one: str, other: str, counts: dict[str, Any]) -> Verdict:
-    """Judge that an algorithm is ahead in every fleet: one fleet where it is behind decides against it."""
-    fleets = [fleet for fleet, _, _ in _named(counts)]
+    """Judge that an algorithm is ahead in every fleet, with Holm's correction over the fleets.
+
+    One fleet where it is behind decides against it.
+    """
+    fleets = {fleet: words_of(ratio, fast) for fleet, ratio, fast in _named(counts)}
     found = {fleet: advantage(records, fleet, one, other) for fleet in sorted(fleets)}
     found = {fleet: ahead for fleet, ahead in found.items() if ahead.seeds > 1}
     if not found:
         return Verdict(claim, "not decided", "-")
-    signs = {sign: [f for f, ahead in found.items() if ahead.sign == sign] for sign in (1, 0, -1)}
-    counted = f"ahead in {len(signs[1])}, level in {len(signs[0])}, behind in {len(signs[-1])}"
-    numbers = f"of {len(found)} fleets {counted}"
+    corrected = holm([ahead.evidence.p for ahead in found.values()])
+    signs = [replace(a.evidence, p=p).decided for a, p in zip(found.values(), corrected, strict=True)]
+    level = sum(ahead.level for ahead, sign in zip(found.values(), signs, strict=True) if sign == 0)
+    rest = f"within {MARGIN:.0%} in {level}, not decided in {signs.count(0) - level}"
+    run = (
+        f"{len(found)} fleets" if len(found) == len(fleets) else f"{len(found)} fleets run ({len(fleets)} planned)"
+    )
+    numbers = f"of {run} ahead in {signs.count(1)}, behind in {signs.count(-1)}, {rest}"
     for word, sign in (("best", 1), ("worst", -1)):
         chosen = max(found, key=lambda fleet: sign * found[fleet].mean)
-        numbers += f"; {word} {chosen}: {found[chosen]}"
-    if signs[-1]:
-        return Verdict(claim, "does not hold", numbers)
-    return Verdict(claim, "holds" if len(signs[1]) == len(fleets) else "not decided", numbers)
+        numbers += f"; {word}, {fleets[chosen]}: {found[chosen]}, {found[chosen].seeds} seeds"
+    parts = {fleets[fleet]: ahead.evidence for fleet, ahead in found.items()}
+    seeds = min(ahead.seeds for ahead in found.values())
+    brief = f"ahead in {signs.count(1)} of {len(found)}, behind in {signs.count(-1)}, "
+    brief += f"within {MARGIN:.0%} in {level}, {seeds} seeds"
+    return replace(decide_all(claim, parts, numbers, len(fleets)), brief=brief)
+
+
+def words_of(ratio: int, fast: int) -> str:
+    """Return a fleet in words.
+
+    Examples:
+        >>> words_of(100, 4)
+        '4 of 20 clients 100 times as fast'
+    """
+    return f"{fast} of {CLIENTS} clients {ratio} times as fast"
 
 
 def _claims(records: TrialRecords) -> list[Verdict]:
@@ -289,9 +332,10 @@ def _picture(records: TrialRecords, scale: Scale) -> Figure:
 
 
 def _draw(axes: Axes, records: TrialRecords, scale: Scale, name: str, eta: float) -> Any:
-    """Draw one map, with the change in percent in every decided cell and "=" in the others; return its image.
+    """Draw one map and return its image.
 
-    A cell with one seed has no colour.
+    A decided cell has the change in percent, a level one "=", one that is not decided "?". A cell with fewer than
+    three seeds has no colour.
     """
     ratios, fasts = sorted(COUNTS[scale]["ratios"]), sorted(COUNTS[scale]["fast"])
     values = [[math.nan] * len(ratios) for _ in fasts]
@@ -300,8 +344,10 @@ def _draw(axes: Axes, records: TrialRecords, scale: Scale, name: str, eta: float
             fleet = f"ratio{ratio}-fast{fast}"
             ahead = advantage(records, fleet, f"{name}/full/epoch/{eta:g}", f"scaffold/full/{eta:g}")
             if ahead.seeds:
-                values[i][j] = -ahead.mean / math.log(2) if ahead.seeds > 1 else math.nan
-                text = "one seed" if ahead.seeds == 1 else _percent(ahead.mean) if ahead.sign else "="
+                enough = ahead.seeds >= LEAST_SEEDS
+                values[i][j] = -ahead.mean / math.log(2) if enough else math.nan
+                text = _percent(ahead.mean) if ahead.sign else "=" if ahead.level else "?"
+                text = text if enough else "one seed" if ahead.seeds == 1 else f"{ahead.seeds} seeds"
                 axes.text(j, i, text, ha="center", va="center", fontsize=7)
     image = axes.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1, origin="lower", aspect="auto")
     axes.set_xticks(range(len(ratios)), [str(ratio) for ratio in ratios])
@@ -320,7 +366,8 @@ RECIPE = Recipe(
         "fleets of two speeds with a mean of 100 steps over the clients, so that all do the same work; 1, 4, 10, "
         "16 or 19 of 20 clients are fast, whichever data they hold",
         "a cell is the geometric mean over the seeds of (F - F*) / (F - F* of SCAFFOLD) less 1, with its 95 % "
-        "interval: below zero the estimate is ahead",
+        "interval and the number of seeds: below zero the estimate is ahead. Claims about all fleets are decided "
+        "with Holm's correction over the fleets; two are level where the interval is within 5 %",
         "rounds of several local epochs (a mean of 500 steps, about six epochs) run at eta 0.02 for 20 rounds; at "
         "a mean of 100 steps a first epoch is most of a round, so the estimates hardly differ. This part was "
         "added after the map had been seen; its fleets with one fast client were stopped for their cost",

@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ from fedagrac.errors import InputError
 from fedagrac.experiments.build import build_algorithm, build_federation, build_kind, build_model, build_steps
 from fedagrac.files import make_folder
 from fedagrac.paper.authors import PARTITIONS
-from fedagrac.paper.records import key_of
+from fedagrac.paper.records import key_of, progress
 from fedagrac.rounds.api import run_on
 from fedagrac.rounds.fleet import Simulated
 from fedagrac.rounds.setup import Setup
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedagrac.storage.checkpoints import Checkpoint
 
 __all__ = [
+    "SMOOTH",
     "Deadline",
     "GiveUp",
     "StopAtTarget",
@@ -46,7 +47,6 @@ __all__ = [
     "run_simulations",
     "run_trials",
     "side_by_side",
-    "smoothed",
 ]
 
 log = logging.getLogger("fedagrac")
@@ -70,15 +70,21 @@ class Deadline(Callback):
         at: when the time is up, on the monotonic clock; None for never.
         seen: called after every round.
         folder: where a run that is cut off or interrupted leaves its history and a checkpoint; None for nowhere.
+        earlier: what earlier calls have recorded of runs that they cut off, by the keys of the settings.
         passed: whether it has cut a run off.
     """
 
     def __init__(
-        self, at: float | None, seen: Callable[[], None] = lambda: None, folder: Path | None = None
+        self,
+        at: float | None,
+        seen: Callable[[], None] = lambda: None,
+        folder: Path | None = None,
+        earlier: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         self.at = at
         self.seen = seen
         self.folder = folder
+        self.earlier = earlier or {}
         self.passed = False
         self._group = self
         self._judged: tuple[int, bool] = 0, False
@@ -130,26 +136,30 @@ class Deadline(Callback):
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def smoothed(curve: Sequence[float], window: int) -> list[float]:
-    """Return the mean over a centred window of every value; at the ends of the curve the window is shorter.
-
-    Examples:
-        >>> smoothed([1.0, 2.0, 6.0, 3.0], 3)
-        [1.5, 3.0, 3.6666666666666665, 4.5]
-    """
-    side = window // 2
-    parts = [curve[max(0, i - side) : i + side + 1] for i in range(len(curve))]
-    return [sum(part) / len(part) for part in parts]
+SMOOTH = 5
+"""Tables read the round at which a target was reached from the mean accuracy over so many rounds."""
 
 
 def first_round(curve: Sequence[float], target: float, window: int = 1) -> int | None:
-    """Return the first round at which the smoothed curve is at or above the target, or None.
+    """Return the first round at which the mean over a centred window reaches the target, or None.
+
+    The half of the window that follows a round must be complete, so the last rounds of a curve are never declared
+    on a shortened window. Before the first rounds there is nothing to average, so their windows are shorter. The
+    round is never before the curve itself first reaches the target.
 
     Examples:
         >>> first_round([0.1, 0.9, 0.2, 0.8, 0.9, 0.8], 0.8), first_round([0.1, 0.9, 0.2, 0.8, 0.9, 0.8], 0.8, 3)
         (2, 5)
+        >>> first_round([0.7, 0.7, 0.7, 0.81, 0.81], 0.8, 5)  # not over whole windows
+        >>> first_round([0.78, 0.81, 0.84], 0.8, 5)
+        2
     """
-    return next((i for i, value in enumerate(smoothed(curve, window), 1) if value >= target), None)
+    side = window // 2
+    for i in range(len(curve) - side):
+        part = curve[max(0, i - side) : i + side + 1]
+        if sum(part) / len(part) >= target:
+            return max(i + 1, next(n for n, value in enumerate(curve, 1) if value >= target))
+    return None
 
 
 class StopAtTarget(Callback):
@@ -220,13 +230,15 @@ def run_trials(
         show(group, [])
         resumed = [_rounds_kept(trial, checkpoints) > 0 for trial in group]
         begun = time.monotonic()
-        outcomes = run([trial.settings for trial in group], Deadline(end, seen, checkpoints))
+        cut = {t.key: kept.outcome for t in group if (kept := store.get(recipe, t)) is not None}
+        outcomes = run([trial.settings for trial in group], Deadline(end, seen, checkpoints, cut))
         seconds = time.monotonic() - begun
         written = []
         for trial, outcome, was_resumed in zip(group, outcomes, resumed, strict=True):
             kept = store.get(recipe, trial)
-            if kept is None or outcome["finished"] or outcome["rounds"] > kept.outcome["rounds"]:
-                earlier = kept.outcome.get("seconds", 0.0) if kept is not None and was_resumed else 0.0
+            if kept is None or outcome["finished"] or progress(outcome) > progress(kept.outcome):
+                went_on = was_resumed or "tried" in outcome
+                earlier = kept.outcome.get("seconds", 0.0) if kept is not None and went_on else 0.0
                 shared = {"seconds": round(earlier + seconds, 1), "together": len(group)}
                 kept = store.put(recipe, trial, {**outcome, **shared}, environment(_device()))
             written.append(kept)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from fedagrac.paper.authors import SEED, gaussian_steps
-from fedagrac.paper.grid import GridPoint, at_target, best, compare_rounds, fewest_rounds, grid_points, grid_trials
+from fedagrac.paper.grid import GridPoint, at_target, fewest_rounds, grid_points, grid_trials
+from fedagrac.paper.judging import compare_rounds
 from fedagrac.paper.recipe import Recipe, Scale, Table, TrialRecords, Verdict
 from fedagrac.paper.records import Trial
-from fedagrac.paper.runner import run_simulations
+from fedagrac.paper.runner import SMOOTH, run_simulations
 
 __all__ = ["ALGORITHMS", "AUTHORS", "DP1", "RECIPE", "SHARED"]
 
@@ -50,7 +53,7 @@ PAPER: dict[str, dict[str, tuple[int | None, ...]]] = {  # None: not within 200 
     },
 }
 
-TARGETS = {"alexnet-dp1": 0.68, "alexnet-dp2": 0.70, "vgg19-dp2": 0.80}
+TARGETS = {"alexnet-authors-dp1": 0.68, "alexnet-dp1": 0.68, "alexnet-dp2": 0.70, "vgg19-dp2": 0.80}
 
 DP1 = {"kind": "dirichlet", "alpha": 0.3, "balance": True, "least": 10}
 """DP1 as the authors' code draws it."""
@@ -63,23 +66,31 @@ AUTHORS: dict[str, dict[str, Any]] = {
     "v100-fixed": gaussian_steps(500, 100, clients=20),
     "v10000-fixed": gaussian_steps(500, 10_000, clients=20),
 }
-"""The authors' own splits and step counts, for recipes to come: the records so far have draws of our own."""
+"""The authors' own splits and step counts; the other rows have draws of our own."""
+
+AUTHORS_ROW = ("alexnet-authors-dp1", "v10000-fixed")
+"""The row with the authors' own split and K, at eta = 0.01; its seeds vary first models and batches."""
+
+AUTHORS_SEEDS = range(4)
 
 SHARED = ("alexnet-dp2", "v10000-fixed")
 """The row that is run over several seeds, and whose runs figure-time shows as well."""
 
+CHOOSER = 0
+"""The seed that chooses each algorithm's setting."""
+
 JUDGES = range(1, 9)
-"""Seeds that judge; seed 0 chooses each algorithm's setting."""
+"""Seeds that judge the shared row."""
+
+OTHER_JUDGES = range(1, 4)
+"""Seeds that judge the other rows."""
 
 LOWER_TARGETS = (0.69, 0.695)
 """In the shared row, FedaGrac and SCAFFOLD are compared at these accuracies too."""
 
-SMOOTH = 5
-"""The judging seeds' target is read from the mean accuracy over so many rounds."""
-
 ETAS = (0.03, 0.01, 0.008, 0.005)
 MUS = (0.1, 1, 0.01)
-LAMBDAS = (1.0, 0.05)
+LAMBDAS = (1.0, 0.05, 0.03, 0.01, 0.02, 0.04)
 
 EQUAL = {"fednova": "fedavg", "scaffold-full": "fedagrac"}
 """With V = 0 all K are equal: these are the same algorithm as another one (at lambda = 1), and are not run."""
@@ -111,20 +122,34 @@ MODELS: dict[str, tuple[dict[str, Any], str, int, float]] = {  # the model, its 
 
 def _settings(row: str, column: str, rounds: int, target: float) -> dict[str, Any]:
     """Return what all runs of a row share."""
-    model, dp = row.split("-")
+    model, dp = row.partition("-")[0], row.rpartition("-")[2]
     variance, _, mode = column[1:].partition("-")
     module, data, batch, _ = MODELS[model]
     clients, mean = (10, 40) if model == "cnn" else (20, 500)
+    split: dict[str, Any] = {"partition": DP1 if dp == "dp1" else DP2}
+    steps = {"kind": "gaussian", "mean": mean, "variance": int(variance), "mode": mode or "fixed"}
+    if (row, column) == AUTHORS_ROW:
+        split, steps = AUTHORS[dp], AUTHORS[column]
     return {
-        "data": {"name": data, "clients": clients, "partition": DP1 if dp == "dp1" else DP2},
+        "data": {"name": data, "clients": clients, **split},
         "model": module,
-        "steps": {"kind": "gaussian", "mean": mean, "variance": int(variance), "mode": mode or "fixed"},
+        "steps": steps,
         "batch_size": batch,
         "rounds": rounds,
         "target": target,
         "stop_at_target": True,
         "tf32": True,
     }
+
+
+RAW = tuple(
+    f"{'-'.join(SHARED)}/{setting}/seed0"
+    for setting in (
+        "fedagrac/lr=0.03 calibration=1.0", "fedavg/lr=0.03", "fednova/lr=0.03", "scaffold/lr=0.03",
+        "fedprox/lr=0.03 mu=0.1", "fedagrac-text/lr=0.03 calibration=0.05",
+    )
+)  # fmt: skip
+"""The first runs, which stop in the first round at the target; all others stop when 5 rounds average it."""
 
 
 def _row(
@@ -134,11 +159,11 @@ def _row(
     etas: Iterable[float] | None = None,
     grid: bool = False,
     counts: tuple[int, float] | None = None,
-    seed: int = 0,
+    seeds: Iterable[int] = (CHOOSER,),
 ) -> list[Trial]:
     """Return runs of one row: of these algorithms at these etas, and if asked over all of mu and lambda."""
     rounds, target = counts or (200, TARGETS[row])
-    settings = _settings(row, column, rounds, target) | ({} if seed == 0 else {"smooth": SMOOTH})
+    settings = _settings(row, column, rounds, target)
     model = row.partition("-")[0]
     options: dict[str, dict[str, Any]] = {
         "fedprox": {"mu": MUS if grid else MUS[:1]},
@@ -152,19 +177,28 @@ def _row(
         algorithm = dict(ALGORITHMS[name])
         if model == "cnn" and name == "fedagrac":
             algorithm["first_steps"] = 8
-        points = {"lr": etas or [MODELS[model][3]], **options.get(name, {})}
-        trials += grid_trials(f"{row}-{column}/{name}", {**settings, "algorithm": algorithm}, points, [seed])
-    return trials
+        points = {"lr": list(etas or [MODELS[model][3]]), **options.get(name, {})}
+        run = {**settings, "algorithm": algorithm}
+        trials += grid_trials(f"{row}-{column}/{name}", run, points, list(seeds))
+    return [trial if trial.name in RAW else _smooth(trial) for trial in trials]
 
 
-def _trials(scale: Scale) -> list[Trial]:
-    """Return the runs of the table, the most telling ones first."""
+def _smooth(trial: Trial) -> Trial:
+    """Return a run that stops when the mean accuracy over 5 rounds is at the target."""
+    return replace(trial, settings={**trial.settings, "smooth": SMOOTH})
+
+
+@functools.cache
+def _planned(scale: Scale) -> tuple[Trial, ...]:
+    """Return the runs that depend on no outcome, the most telling ones first."""
     if scale != "paper":
-        return [t for row, column in SMALL[scale] for t in _row(row, column, counts=SMALL_ROUNDS[scale])]
+        return tuple(t for row, column in SMALL[scale] for t in _row(row, column, counts=SMALL_ROUNDS[scale]))
     compared = ("fedagrac", "scaffold-full", "scaffold")
     trials = _row(*SHARED, compared)
     for seed in JUDGES:
-        trials += _row(*SHARED, compared, seed=seed)
+        trials += _row(*SHARED, compared, seeds=[seed])
+    for seed in AUTHORS_SEEDS:
+        trials += _row(*AUTHORS_ROW, etas=[0.01], seeds=[seed])
     trials += _row("alexnet-dp1", "v10000-fixed", etas=[0.01])
     for row, column in ORDER:
         trials += _row(row, column)
@@ -173,12 +207,65 @@ def _trials(scale: Scale) -> list[Trial]:
         trials += _row(row, column, etas=ETAS, grid=True)
     for row, column in ORDER:
         trials += _row(row, column, etas=ETAS, grid=True)
-    return list({trial.key: trial for trial in trials}.values())
+    return tuple({trial.key: trial for trial in trials}.values())
+
+
+def _trials(scale: Scale) -> list[Trial]:
+    """Return the runs of the table: seed 0 over the grids, and the seeds that judge the shared row at eta 0.03."""
+    return list(_planned(scale))
+
+
+@functools.cache
+def _grids() -> dict[str, tuple[str, ...]]:
+    """Return the names of the choosing seed's runs by row and algorithm."""
+    grids: dict[str, list[str]] = {}
+    for scale in ("quick", "medium", "paper"):
+        for trial in _planned(scale):
+            cell = "/".join(trial.name.split("/")[:2])
+            if trial.settings["seed"] == CHOOSER:
+                grids.setdefault(cell, []).append(trial.name)
+    return {cell: tuple(names) for cell, names in grids.items()}
+
+
+def _left(records: TrialRecords, cell: str) -> int:
+    """Return how many settings of a cell the choosing seed has not run to their end."""
+    return sum(name not in records or not records[name].finished for name in _grids().get(cell, ()))
+
+
+def _chosen(records: TrialRecords, cell: str) -> GridPoint | None:
+    """Return an algorithm's runs in a row at the setting that the choosing seed finds best.
+
+    Until that seed has run the whole grid, this is the setting with most seeds, and of those the best one.
+    """
+    points = grid_points(records, cell)
+    firsts = {point.setting: records.get(f"{cell}/{point.setting}/seed{CHOOSER}") for point in points}
+    scores = {setting: -1.0 if run is None else fewest_rounds(run) or 0.0 for setting, run in firsts.items()}
+    seeds = 1 if _left(records, cell) else 0  # the number of seeds counts only then
+    point = max(points, key=lambda point: (seeds * len(point.records), scores[point.setting]), default=None)
+    tried = len(_grids().get(cell, ()))
+    return point and replace(point, rivals=tried, chosen_by=CHOOSER if tried > 1 else None)
+
+
+def _following(scale: Scale, records: TrialRecords) -> list[Trial]:
+    """Return the runs of the judging seeds at the settings that the choosing seed has found best."""
+    trials = []
+    for cell in _grids():
+        if scale != "paper" or cell.startswith(("lr-", "cnn-", "-".join(AUTHORS_ROW))):
+            continue
+        if cell.endswith("/fedagrac-text") or _left(records, cell):
+            continue
+        chosen = _chosen(records, cell)
+        first = next(t for t in _planned("paper") if chosen and t.name == f"{cell}/{chosen.setting}/seed{CHOOSER}")
+        for seed in JUDGES if cell.startswith("-".join(SHARED)) else OTHER_JUDGES:
+            settings = {**first.settings, "seed": seed, "data": {**first.settings["data"], "seed": seed}}
+            name = first.name.removesuffix(f"seed{CHOOSER}") + f"seed{seed}"
+            trials.append(_smooth(Trial(name, settings)))
+    return trials
 
 
 def _points(records: TrialRecords, row: str) -> dict[str, GridPoint | None]:
     """Return each algorithm's runs in a row at its best setting."""
-    points = {name: best(records, f"{row}/{name}", fewest_rounds) for name in ALGORITHMS}
+    points = {name: _chosen(records, f"{row}/{name}") for name in ALGORITHMS}
     if row.endswith("-v0"):
         points |= {name: points[other] for name, other in EQUAL.items()}
     return points
@@ -189,6 +276,7 @@ def _rows(
 ) -> Iterator[tuple[str, str, dict[str, GridPoint | None], tuple[int | None, ...] | None]]:
     """Yield every row with records: its name and column, its runs, and the paper's figures if it has any."""
     paper = [(row, column, theirs) for row, columns in PAPER.items() for column, theirs in columns.items()]
+    paper.insert(0, (*AUTHORS_ROW, PAPER["alexnet-dp1"][AUTHORS_ROW[1]]))
     small = [(row, column, None) for rows in SMALL.values() for row, column in rows]
     for row, column, theirs in [*paper, *small]:
         points = _points(records, f"{row}-{column}")
@@ -208,12 +296,15 @@ def _table(records: TrialRecords, scale: Scale) -> Table:
     return Table(("setting", "variance of K", *titles), tuple(rows))
 
 
-def _text(records: TrialRecords, name: str, point: GridPoint | None) -> str:
-    """Return the rounds of the best setting, that setting, and how many were tried."""
+def _text(records: TrialRecords, cell: str, point: GridPoint | None) -> str:
+    """Return the rounds of the judging seeds at the best setting, that setting, and how many were tried."""
     if point is None:
         return "-"
-    tried = len(grid_points(records, name))
-    return f"{point.rounds()}, {point.setting}" + (f", best of {tried}" if tried > 1 else "")
+    text = f"{point.judging().rounds()}, {point.setting}"
+    left, tried = _left(records, cell), len(_grids().get(cell, ()))
+    if left:
+        return f"{text}, grid incomplete: {tried - left} of {tried}"
+    return text + (f", best of {tried}" if tried > 1 else "")
 
 
 def _claims(records: TrialRecords) -> list[Verdict]:
@@ -245,11 +336,17 @@ RECIPE = Recipe(
         "FedaGrac starts from full gradients. SCAFFOLD runs from zeros, as is usual, and from full gradients too "
         "(scaffold-full), because the start alone makes a difference",
         "every algorithm at its best of eta 0.01, 0.008, 0.005 (the paper's grid) and 0.03 (ours), FedProx also "
-        "of mu 1, 0.1, 0.01, FedaGrac also of lambda 1 and 0.05; a table cell says how many settings have been "
-        "run so far. AlexNet begins with eta = 0.03, VGG-19 with 0.01",
-        "seed 0 chooses the setting; its target counts as reached in the first round at or above it, as in the "
-        "paper. Where more seeds were run, the others judge the claims; their target counts as reached when the "
-        f"mean accuracy over {SMOOTH} rounds reaches it",
+        "of mu 1, 0.1, 0.01, FedaGrac also of lambda 0.01 to 0.05 (the paper's) and 1 (ours)",
+        "seed 0 chooses the setting by its first round at the target; then seeds 1 to 3 (in the row alexnet-dp2, "
+        "v10000-fixed 1 to 8) run at that setting, and they alone are in the cells and judge the claims. Until "
+        "seed 0 has run the whole grid, a cell shows the setting with most seeds and says how much of the grid "
+        "is done. eta = 0.03 was run first, and the row with eight judging seeds was chosen, after runs of older "
+        "versions of this table had been seen",
+        f"the target counts as reached when the mean accuracy over {SMOOTH} rounds reaches it. The first runs of "
+        "seed 0 stopped in their first round at the target, so they say only that it took longer than two "
+        "rounds less",
+        "alexnet-authors-dp1 has the authors' own split and their own K, rebuilt from their code, at eta = 0.01 "
+        "(FedProx mu 0.1, lambda 1); its seeds vary the first model and the batches",
         "with V = 0 FedNova is FedAvg and SCAFFOLD from full gradients is FedaGrac at lambda = 1, so they are "
         "run once",
         "VGG-19: convolutions start from He's normal distribution, as in the authors' code",
@@ -264,4 +361,5 @@ RECIPE = Recipe(
     table=_table,
     claims=_claims,
     run=run_simulations,
+    following=_following,
 )

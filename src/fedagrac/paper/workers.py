@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedagrac.paper import RECIPES, Records, Trial, TrialRecord, run_trials
+from fedagrac.paper import RECIPES, Records, Trial, TrialRecord, run_trials, trials_of
 from fedagrac.paper.grid import GridPoint
 from fedagrac.paper.runner import side_by_side
 
@@ -41,16 +41,17 @@ def run_in_workers(work: Work, only: str, workers: int, time_budget: float | Non
         workers: how many processes.
         time_budget: seconds after which no group begins and the present ones end.
     """
-    trials = [trial for trial in RECIPES[work.recipe].trials(work.scale) if only in trial.name]
-    store = Records(work.out)
-    recorded = [(trial, store.get(work.recipe, trial)) for trial in trials]
-    pending = [trial for trial, record in recorded if record is None or not record.finished]
+    recipe, store = RECIPES[work.recipe], Records(work.out)
     end = None if time_budget is None else time.time() + time_budget
     os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
-    jobs = [(work, end, [trial.name for trial in group]) for group in side_by_side(pending, work.checkpoints)]
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for _ in pool.imap_unordered(_run_group, jobs, chunksize=1):
-            pass
+    for _ in range(1 if recipe.following is None else 2):  # then those that follow from the first
+        trials = [trial for trial in trials_of(recipe, work.scale, store) if only in trial.name]
+        recorded = [(trial, store.get(work.recipe, trial)) for trial in trials]
+        pending = [trial for trial, record in recorded if record is None or not record.finished]
+        jobs = [(work, end, [trial.name for trial in group]) for group in side_by_side(pending, work.checkpoints)]
+        with multiprocessing.get_context("spawn").Pool(workers) as pool:
+            for _ in pool.imap_unordered(_run_group, jobs, chunksize=1):
+                pass
 
 
 def _run_group(job: tuple[Work, float | None, list[str]]) -> None:
@@ -60,9 +61,10 @@ def _run_group(job: tuple[Work, float | None, list[str]]) -> None:
     recipe = RECIPES[work.recipe]
     if recipe.run is None or (left is not None and left < 0):
         return
-    trials = [trial for trial in recipe.trials(work.scale) if trial.name in names]
+    store = Records(work.out)
+    trials = [trial for trial in trials_of(recipe, work.scale, store) if trial.name in names]
     run_group = functools.partial(recipe.run, data_dir=work.data_dir)
-    run_trials(recipe.name, trials, Records(work.out), run_group, left, show, checkpoints=work.checkpoints)
+    run_trials(recipe.name, trials, store, run_group, left, show, checkpoints=work.checkpoints)
 
 
 def show(trials: list[Trial], records: list[TrialRecord]) -> None:
