@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedagrac as fg
-from fedagrac.core.local import Plan
+from fedagrac.core.local import Plan, Second
 from fedagrac.engines import LanesEngine, SerialEngine
 from fedagrac.models.vector import VectorModel
 from fedagrac.rounds.setup import Setup
@@ -47,10 +47,10 @@ def module():
     return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
 
 
-def workload(weight_decay=0.0):
-    """Return the problem, with full batches."""
-    setup = Setup.of(rounds=1, batch_size=None, weight_decay=weight_decay, steps=fg.Constant(1))
-    return setup.workload(VectorModel(module()), federation())
+def workload(weight_decay=0.0, batch_size=None, network=None):
+    """Return the problem, by default with a hidden layer and full batches."""
+    setup = Setup.of(rounds=1, batch_size=batch_size, weight_decay=weight_decay, steps=fg.Constant(1))
+    return setup.workload(VectorModel(network or module()), federation())
 
 
 def run(engine, plan, weight_decay=0.0):
@@ -200,6 +200,39 @@ def test_a_subclass_of_sgd_with_the_same_direction_stays_plain():
 
     assert Named().plain
     assert not Named(clip=1.0).plain
+
+
+@pytest.mark.parametrize("parts", ["points", "ascent", "anchored", "second"])
+def test_compiled_steps_have_every_part_of_the_rule(parts, monkeypatch):
+    """In as few compilations as the parts allow; the other engines' numbers are those of the equation."""
+    monkeypatch.setattr("fedagrac.engines.lanes.fixed.COMPILED_WIDTHS", 1)
+    monkeypatch.setattr("fedagrac.engines.lanes.fixed.UNROLL", (1,))
+    torch.manual_seed(5)
+    problem = workload(0.1, 4, torch.nn.Linear(4, 3).double())  # batches of 4: all clients are lanes of one wave
+    x = problem.model.initial()
+    generator = torch.Generator().manual_seed(0)
+    rows = lambda: 0.3 * torch.randn(3, len(x), generator=generator, dtype=torch.float64)  # noqa: E731
+    mask = (torch.rand(3, len(x), generator=generator) < 0.7).double()
+    local = {
+        "points": fg.SGD(momentum=0.8, nesterov=True, clip=0.3), "ascent": fg.Adam(clip=0.2),
+        "anchored": fg.SGD(clip=0.2), "second": SignSGD(),
+    }[parts]  # fmt: skip
+    plan = Plan.of(STEPS, LR, correction=rows(), mu=0.4, first_steps=[2, 0, 5], mean=True, local=local)
+    if parts == "points":
+        plan = dataclasses.replace(plan, start=rows(), mask=mask, beside=rows(), scale=1 + rows())
+    elif parts == "ascent":
+        plan = dataclasses.replace(plan, mask=mask, ascent=np.array([0.0, 0.1, 0.5]))
+    elif parts == "anchored":
+        plan = dataclasses.replace(plan, start=rows(), anchored=True)
+    else:
+        plan = dataclasses.replace(plan, second=Second(rows(), plan.lr, plan.mu)).of_second()
+    engine = LanesEngine(problem, compiled=True)
+    ours, theirs = (one.run(plan, x, np.arange(3), 0) for one in (engine, SerialEngine(problem)))
+    assert engine.compiled
+    assert len(engine.prepared) == 1
+    for name in ("models", "loss", "first", "total"):
+        if getattr(theirs, name) is not None:
+            torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
