@@ -1,10 +1,11 @@
 """Time local optimizers against plain steps, and check every part of the local rule on the device.
 
-    PYTHONPATH=src:tests python benchmarks/local_steps.py [--device cuda] [--models cnn alexnet] [--lanes 20]
+    PYTHONPATH=src python benchmarks/local_steps.py [--device cpu] [--models cnn alexnet] [--lanes 20] [--steps 50]
 
 First compares lanes on the device (recorded as graphs on a GPU) with serial on the CPU in float64, for every part
 of the rule. Then prints the time of a client-step of each local optimizer and its ratio to plain steps, measured
-in turn in the same process. Exits with 1 if a difference exceeds 1e-10.
+in turn in the same process, as the table "Local optimizers" of docs/performance.md. On a CPU a run has 5 steps
+unless --steps says otherwise. Exits with 1 if a difference exceeds 1e-10.
 """
 
 import argparse
@@ -23,11 +24,11 @@ from fedagrac.models import VectorModel
 from fedagrac.rounds.setup import Setup
 
 OPTIMIZERS = {
-    "plain": fg.SGD(),
-    "clip": fg.SGD(clip=10.0),
-    "momentum": fg.SGD(momentum=0.9),
-    "adam": fg.Adam(),
-    "adamw": fg.AdamW(),
+    "plain SGD": fg.SGD(),
+    "SGD, clipped": fg.SGD(clip=10.0),
+    "SGD, momentum 0.9": fg.SGD(momentum=0.9),
+    "Adam": fg.Adam(),
+    "AdamW": fg.AdamW(),
 }
 STEPS = np.array([3, 7, 5])
 
@@ -54,11 +55,14 @@ def plans(d):
 
     base = Plan.of(STEPS, 0.05, correction=rows(), mu=0.4, first_steps=[2, 0, 5], mean=True)
     mask = (torch.rand(3, d, generator=generator) < 0.7).double()
+    shortened = fg.SGD(clip=0.2)  # which clips most of these gradients
     for name, local in OPTIMIZERS.items():
-        parts = dataclasses.replace(base, local=local, start=rows(), mask=mask, beside=rows(), scale=1 + rows())
+        used = local if local.clip is None else shortened
+        parts = dataclasses.replace(base, local=used, start=rows(), mask=mask, beside=rows(), scale=1 + rows())
         yield f"{name}, start, mask, beside, scale", parts
-    yield "ascent", dataclasses.replace(base, ascent=np.array([0.0, 0.1, 0.5]))
-    yield "anchored", dataclasses.replace(base, anchored=True)
+    for clipped, local in (("", fg.SGD()), (", clipped", shortened)):
+        yield f"ascent{clipped}", dataclasses.replace(base, local=local, ascent=np.array([0.0, 0.1, 0.5]))
+        yield f"anchored{clipped}", dataclasses.replace(base, local=local, anchored=True)
 
 
 def on(plan, device):
@@ -84,46 +88,57 @@ def check(device):
 
 
 SHAPES = {"cnn": (1, 28, 28), "alexnet": (3, 32, 32)}
+BATCHES = {"cnn": 25, "alexnet": 20}
+TITLES = {"cnn": "2-layer CNN, batch 25", "alexnet": "AlexNet, batch 20"}
 
 
 def speed(name, device, lanes, steps):
-    """Print microseconds per client-step of each optimizer, measured in turn."""
+    """Return the microseconds per client-step of each optimizer, the best of three runs measured in turn."""
     generator = torch.Generator().manual_seed(0)
     clients = [(torch.randn(50, *SHAPES[name], generator=generator), torch.arange(50) % 10) for _ in range(lanes)]
-    setup = Setup.of(rounds=1, batch_size=25 if name == "cnn" else 20, steps=fg.Constant(1))
+    setup = Setup.of(rounds=1, batch_size=BATCHES[name], steps=fg.Constant(1))
     workload = setup.workload(VectorModel(fg.models.build(name), device), fg.Federation.from_arrays(clients))
     engines = {kind: LanesEngine(workload) for kind in OPTIMIZERS}
     x, best = workload.model.initial(), dict.fromkeys(OPTIMIZERS, float("inf"))
     correction = torch.zeros((lanes, len(x)), device=x.device)
     for repeat in range(4):
         for kind, local in OPTIMIZERS.items():
-            plan = Plan.of(np.full(lanes, steps), 1e-4, correction=correction, mean=kind != "plain", local=local)
-            plan = dataclasses.replace(plan, mean=False)
+            plan = Plan.of(np.full(lanes, steps), 1e-4, correction=correction, local=local)
             begun = time.perf_counter()
             engines[kind].run(plan, x, np.arange(lanes), 0)
             if x.is_cuda:
                 torch.cuda.synchronize()
             if repeat:
                 best[kind] = min(best[kind], time.perf_counter() - begun)
-    for kind, seconds in best.items():
-        each = 1e6 * seconds / (lanes * steps)
-        print(
-            f"{name}, {lanes} lanes, {kind}: {each:.1f} us per client-step, {seconds / best['plain']:.2f} x plain"
-        )
+    return {kind: 1e6 * seconds / (lanes * steps) for kind, seconds in best.items()}
+
+
+def table(times):
+    """Return the table of docs/performance.md: the time of a client-step and its ratio to plain steps."""
+    head = "".join(f" {TITLES[name]} | |" for name in times)
+    lines = [f"| local step |{head}", "|---|" + "---:|---:|" * len(times)]
+    for kind in OPTIMIZERS:
+        cells = [f"{of[kind]:.1f} us | {of[kind] / of['plain SGD']:.2f}" for of in times.values()]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main():
     """Check and time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--models", nargs="*", default=["cnn", "alexnet"])
+    parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--lanes", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int)
     chosen = parser.parse_args()
+    on_gpu = chosen.device.startswith("cuda")
+    steps = chosen.steps or (50 if on_gpu else 5)
     worst = check(chosen.device)
-    for name in chosen.models:
-        with products("tf32" if chosen.device == "cuda" else "float32"):
-            speed(name, chosen.device, chosen.lanes, chosen.steps)
+    with products("tf32" if on_gpu else "float32"):
+        times = {name: speed(name, chosen.device, chosen.lanes, steps) for name in chosen.models}
+    threads = "" if on_gpu else f", {torch.get_num_threads()} threads"
+    print(f"\n{chosen.device}{threads}, {chosen.lanes} lanes, the fastest of three runs of {steps} steps\n")
+    print(table(times))
     return 1 if worst > 1e-10 else 0
 
 

@@ -91,17 +91,17 @@ class StandIn:
                 yield reply
 
 
-def federation(settings, spoil=None, **node_configs):
-    nodes = {10 + i: Node(settings, i, **{k: v[i] for k, v in node_configs.items()}) for i in range(3)}
+def federation(settings, spoil=None, model=model, **node_configs):
+    nodes = {10 + i: Node(settings, i, model, **{k: v[i] for k, v in node_configs.items()}) for i in range(3)}
     return StandIn(nodes, spoil)
 
 
-def flower(settings, grid, test=None, **options):
+def flower(settings, grid, test=None, model=model, **options):
     checked = Settings.of(settings)
     return run_federation(grid, checked, initial_model(checked, model, None), test, **options)
 
 
-def simulated(algorithm, rounds=3, federation=FED, steps=K, dtype=torch.float64):
+def simulated(algorithm, rounds=3, federation=FED, steps=K, dtype=torch.float64, model=model):
     return fg.simulate(
         model(None).to(dtype),
         federation,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import fedagrac as fg
 from fedagrac.algorithms import REGISTRY
 from fedagrac.storage.checkpoints import read_checkpoint
+from two_layers import module_for
 
 ROUNDS, CLIENTS = 5, 5
 
@@ -62,11 +63,12 @@ class Problem:
 
     def __init__(self):
         self.federation = fg.Federation.load("digits", clients=CLIENTS, partition=fg.Dirichlet(0.3))
-        self.model = fg.models.build("logistic", features=64, classes=10)
+        self.models = {name: module_for(name) for name in REGISTRY}
 
     def run(self, algorithm, engine_name, sampling, participation, schedule, **options):
         return fg.simulate(
-            self.model, self.federation, fg.algorithm(algorithm, lr=0.1), ROUNDS, steps=SCHEDULES[schedule],
+            self.models[algorithm], self.federation, fg.algorithm(algorithm, lr=0.1), ROUNDS,
+            steps=SCHEDULES[schedule],
             batch_size=None if sampling == "full" else 8, sampling=sampling.replace("full", "replacement"),
             participation=PARTICIPATION[participation],
             **{"device": "cpu", **ENGINES.get(engine_name, {}), **options},

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedagrac as fg
-from fedagrac.core.local import Plan
+from fedagrac.core.local import Plan, Second
 from fedagrac.engines import LanesEngine, SerialEngine
 from fedagrac.models.vector import VectorModel
 from fedagrac.rounds.setup import Setup
@@ -47,10 +47,10 @@ def module():
     return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
 
 
-def workload(weight_decay=0.0):
-    """Return the problem, with full batches."""
-    setup = Setup.of(rounds=1, batch_size=None, weight_decay=weight_decay, steps=fg.Constant(1))
-    return setup.workload(VectorModel(module()), federation())
+def workload(weight_decay=0.0, batch_size=None, network=None):
+    """Return the problem, by default with a hidden layer and full batches."""
+    setup = Setup.of(rounds=1, batch_size=batch_size, weight_decay=weight_decay, steps=fg.Constant(1))
+    return setup.workload(VectorModel(network or module()), federation())
 
 
 def run(engine, plan, weight_decay=0.0):
@@ -74,20 +74,30 @@ def gradient_of(client, weight_decay=0.0):
     return gradient
 
 
+def clipped(g, clip):
+    """Return a gradient shortened to a norm, as torch.nn.utils.clip_grad_norm_ shortens it."""
+    return g if clip is None else g * min(1.0, clip / (float(g.norm()) + 1e-6))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("clip", [None, 0.2])
-def test_local_optimizers_step_as_torch_optim_does(engine, name, clip):
+@pytest.mark.parametrize(("clip", "decay"), [(None, 0.0), (0.2, 0.0), (None, 0.3), (0.2, 0.3)])
+def test_local_optimizers_step_as_torch_optim_does(engine, name, clip, decay):
+    """Gradients are clipped before the optimizer adds weight decay, which AdamW has besides its own."""
     ours, theirs = OPTIMIZERS[name]
     plan = Plan.of(STEPS, LR, local=dataclasses.replace(ours, clip=clip))
-    result, x = run(engine, plan)
+    result, x = run(engine, plan, weight_decay=decay)
     for client, K in enumerate(STEPS):
         parameter = torch.nn.Parameter(x.clone())
         optimizer, gradient = theirs([parameter]), gradient_of(client)
+        if name != "adamw":
+            optimizer.param_groups[0]["weight_decay"] = decay
         for _ in range(K):
             parameter.grad = gradient(parameter.detach().clone())
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_([parameter], clip)
+            if name == "adamw":
+                parameter.grad += decay * parameter.detach()
             optimizer.step()
         torch.testing.assert_close(result.models[client], parameter.detach(), rtol=0, atol=1e-12)
 
@@ -95,7 +105,10 @@ def test_local_optimizers_step_as_torch_optim_does(engine, name, clip):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("local", [fg.SGD(), fg.SGD(momentum=0.5, clip=0.3), fg.Adam()])
 def test_every_part_of_the_rule_follows_the_equation(engine, local):
-    """x <- x - eta m o U(clip(m o g(x + p)) + c + mu (x - x~)) from s, with the sums of clipped gradients."""
+    """x <- x - eta m o U(h + c + mu (x - x~)) from s, with h = clip(m o g(x + p)) + m o decay (x + p).
+
+    First gradients and sums are those of h.
+    """
     d = len(torch.nn.utils.parameters_to_vector(module().parameters()))
     generator = torch.Generator().manual_seed(0)
 
@@ -114,9 +127,7 @@ def test_every_part_of_the_rule_follows_the_equation(engine, local):
         total, first = torch.zeros_like(x), torch.zeros_like(x)
         for k in range(K):
             y = x + plan.beside[i]
-            g = mask[i] * (plan.scale[i] * gradient(plan.scale[i] * y) + 0.1 * y)
-            if local.clip is not None:
-                g = g * min(1.0, local.clip / (float(g.norm()) + 1e-6))
+            g = clipped(mask[i] * plan.scale[i] * gradient(plan.scale[i] * y), local.clip) + 0.1 * mask[i] * y
             total += g
             if k < plan.first_steps[i]:
                 first += g / plan.first_steps[i]
@@ -130,16 +141,98 @@ def test_every_part_of_the_rule_follows_the_equation(engine, local):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_ascent_takes_the_gradient_at_the_top_of_a_ball(engine):
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_an_ascent_takes_the_gradient_at_the_top_of_a_ball(engine, clip):
     rho = np.array([0.0, 0.1, 0.5])
-    plan = dataclasses.replace(Plan.of(STEPS, LR), ascent=rho)
+    plan = dataclasses.replace(Plan.of(STEPS, LR, local=fg.SGD(clip=clip)), ascent=rho)
     result, start = run(engine, plan, weight_decay=0.2)
     for i, K in enumerate(STEPS):
-        gradient, x = gradient_of(i, weight_decay=0.2), start.clone()
+        gradient, x = gradient_of(i), start.clone()
+        for _ in range(K):
+            g = gradient(x) + 0.2 * x
+            y = x + rho[i] * g / g.norm()
+            x = x - LR * (clipped(gradient(y), clip) + 0.2 * y)
+        torch.testing.assert_close(result.models[i], x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_an_anchor_subtracts_the_gradient_at_the_servers_model(engine, clip):
+    plan = dataclasses.replace(Plan.of(STEPS, LR, correction=None, local=fg.SGD(clip=clip)), anchored=True)
+    rows = torch.randn(3, 51, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    result, center = run(engine, dataclasses.replace(plan, start=rows), weight_decay=0.2)
+    for i, K in enumerate(STEPS):
+        gradient, x = gradient_of(i), rows[i].clone()
+        for _ in range(K):
+            x = x - LR * (clipped(gradient(x) - gradient(center), clip) + 0.2 * (x - center))
+        torch.testing.assert_close(result.models[i], x, rtol=0, atol=1e-12)
+
+
+class SignSGD(fg.SGD):
+    """A user's own optimizer, made from SGD."""
+
+    def direction(self, G, X, slots, numbers):
+        return super().direction(G, X, slots, numbers).sign()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("local", [SignSGD(), SignSGD(momentum=0.5)])
+def test_a_subclass_of_sgd_with_a_direction_of_its_own_is_obeyed(engine, local, monkeypatch):
+    monkeypatch.setattr("fedagrac.engines.serial.SMALL", 1)  # so that plain steps would go parameter by parameter
+    result, start = run(engine, Plan.of(STEPS, LR, mean=True, local=local))
+    for i, K in enumerate(STEPS):
+        gradient, x, b = gradient_of(i), start.clone(), 0.0
+        total = torch.zeros_like(x)
         for _ in range(K):
             g = gradient(x)
-            x = x - LR * gradient(x + rho[i] * g / g.norm())
+            total += g
+            b = local.momentum * b + g
+            x = x - LR * b.sign()
         torch.testing.assert_close(result.models[i], x, rtol=0, atol=1e-12)
+        torch.testing.assert_close(result.total[i], total, rtol=0, atol=1e-12)
+    with pytest.raises(fg.InputError, match="not a sum of gradients"):
+        fg.FedNova(lr=0.1, local=local)
+
+
+def test_a_subclass_of_sgd_with_the_same_direction_stays_plain():
+    class Named(fg.SGD):
+        pass
+
+    assert Named().plain
+    assert not Named(clip=1.0).plain
+
+
+@pytest.mark.parametrize("parts", ["points", "ascent", "anchored", "second"])
+def test_compiled_steps_have_every_part_of_the_rule(parts, monkeypatch):
+    """In as few compilations as the parts allow; the other engines' numbers are those of the equation."""
+    monkeypatch.setattr("fedagrac.engines.lanes.fixed.COMPILED_WIDTHS", 1)
+    monkeypatch.setattr("fedagrac.engines.lanes.fixed.UNROLL", (1,))
+    torch.manual_seed(5)
+    problem = workload(0.1, 4, torch.nn.Linear(4, 3).double())  # batches of 4: all clients are lanes of one wave
+    x = problem.model.initial()
+    generator = torch.Generator().manual_seed(0)
+    rows = lambda: 0.3 * torch.randn(3, len(x), generator=generator, dtype=torch.float64)  # noqa: E731
+    mask = (torch.rand(3, len(x), generator=generator) < 0.7).double()
+    local = {
+        "points": fg.SGD(momentum=0.8, nesterov=True, clip=0.3), "ascent": fg.Adam(clip=0.2),
+        "anchored": fg.SGD(clip=0.2), "second": SignSGD(),
+    }[parts]  # fmt: skip
+    plan = Plan.of(STEPS, LR, correction=rows(), mu=0.4, first_steps=[2, 0, 5], mean=True, local=local)
+    if parts == "points":
+        plan = dataclasses.replace(plan, start=rows(), mask=mask, beside=rows(), scale=1 + rows())
+    elif parts == "ascent":
+        plan = dataclasses.replace(plan, mask=mask, ascent=np.array([0.0, 0.1, 0.5]))
+    elif parts == "anchored":
+        plan = dataclasses.replace(plan, start=rows(), anchored=True)
+    else:
+        plan = dataclasses.replace(plan, second=Second(rows(), plan.lr, plan.mu)).of_second()
+    engine = LanesEngine(problem, compiled=True)
+    ours, theirs = (one.run(plan, x, np.arange(3), 0) for one in (engine, SerialEngine(problem)))
+    assert engine.compiled
+    assert len(engine.prepared) == 1
+    for name in ("models", "loss", "first", "total"):
+        if getattr(theirs, name) is not None:
+            torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -76,6 +76,13 @@ def test_the_experiment_of_a_run_folder_repeats_it_bit_for_bit(tmp_path, monkeyp
         assert shown in page
 
 
+def test_a_step_size_that_becomes_zero_is_refused_before_any_algorithm_runs():
+    cosine = {"kind": "cosine", "first": 0.1, "rounds": 2}
+    table = {**TABLE, "rounds": 3, "algorithm": [{"name": "fedavg"}, {"name": "scaffold", "lr": cosine}]}
+    with pytest.raises(fg.InputError, match=r"algorithm\[1\]\.lr of scaffold in round 3 = 0\.0: .*last="):
+        prepare(Experiment.of(table))
+
+
 def test_settings_reach_into_the_tables_of_one_algorithm():
     made = changed(TABLE, "algorithm.fedlin.local.kind=adamw", "algorithm.fedavgm.inner.calibration=0.25")
     assert made.algorithm[2].build(0.1).local == fg.AdamW()

@@ -37,20 +37,25 @@ from fedagrac.rounds.server import Server
 from fedagrac.storage.checkpoints import read_checkpoint
 from fedagrac.storage.clients import ClientTable
 from flower_grid import FED, K, Node, StandIn, close, config, data, federation, flower, model, simulated, vector
+from two_layers import module_for
 
-ALGORITHMS = [
-    "fedavg", "fedprox", "fednova", "scaffold", "fedlin", "fedagrac", "fedagrac-avg", "fedagrac-first",
-    "fedagrac-reverse",
-]  # fmt: skip
+NEEDS_STEPS = ["fedlin"]
+"""The algorithms whose clients cannot choose K_i."""
+
+
+def module_hook(name):
+    """Return the function that makes the module of an algorithm's federation."""
+    return lambda context: module_for(name)
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_planned_rounds_equal_a_simulation(name, tmp_path):
-    settings = config(tmp_path, algorithm__name=name)
-    run = flower(settings, federation(settings), FED.test)
-    expected = simulated(fg.algorithm(name, lr=0.1))
+    settings, model = config(tmp_path, algorithm__name=name), module_hook(name)
+    run = flower(settings, federation(settings, model=model), FED.test, model=model)
+    expected = simulated(fg.algorithm(name, lr=0.1), model=model)
     assert close(run.state["x"], expected.vector)
     assert run.history[-1]["test_accuracy"] == expected.history[-1]["test_accuracy"]
+    assert run.history[-1]["test_loss"] == pytest.approx(expected.history[-1]["test_loss"], rel=1e-12)
     assert run.history[-1]["train_loss"] == pytest.approx(expected.history[-1]["train_loss"])
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "finished"
     assert read_run(tmp_path / "run").status == "finished"  # `fedagrac report` reads the folder
@@ -58,12 +63,12 @@ def test_planned_rounds_equal_a_simulation(name, tmp_path):
     assert close(saved["1.weight"], expected.params["1.weight"])
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedlin"])
+@pytest.mark.parametrize("name", sorted({*REGISTRY} - {*NEEDS_STEPS}))
 def test_steps_chosen_by_clients_give_the_same_rounds(name, tmp_path):
-    settings = config(tmp_path, algorithm__name=name, steps__kind="client")
-    grid = federation(settings, steps=K)
-    run = flower(settings, grid)
-    assert close(run.state["x"], simulated(fg.algorithm(name, lr=0.1)).vector)
+    settings, model = config(tmp_path, algorithm__name=name, steps__kind="client"), module_hook(name)
+    grid = federation(settings, model=model, steps=K)
+    run = flower(settings, grid, model=model)
+    assert close(run.state["x"], simulated(fg.algorithm(name, lr=0.1), model=model).vector)
     assert run.history[0]["steps"] == {"0": 3, "1": 5, "2": 12}
     asked = sorted(node for node, kind in grid.sent if kind == "train.first")
     who = {"fedagrac": [12] * 3, "fedagrac-first": [10, 11, 12] * 3, "fedagrac-reverse": [10, 11] * 3}
@@ -118,10 +123,11 @@ def test_small_steps_send_their_gradient_sum_because_the_model_does_not_give_it(
 
 
 def test_an_algorithm_that_needs_k_first_is_refused(tmp_path):
-    assert [name for name in ALGORITHMS if fg.algorithm(name, lr=0.1).traits.needs_steps] == ["fedlin"]
-    settings = config(tmp_path, algorithm__name="fedlin", steps__kind="client")
-    with pytest.raises(InputError, match="the local rule of fedlin needs K_i before it starts"):
-        flower(settings, federation(settings))
+    assert [name for name in sorted(REGISTRY) if fg.algorithm(name, lr=0.1).traits.needs_steps] == NEEDS_STEPS
+    for name in NEEDS_STEPS:
+        settings = config(tmp_path, algorithm__name=name, steps__kind="client")
+        with pytest.raises(InputError, match=f"the local rule of {name} needs K_i before it starts"):
+            flower(settings, federation(settings))
 
 
 SPOILT = {

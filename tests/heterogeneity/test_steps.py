@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedagrac as fg
+from fedagrac.data.batches import batch_positions
 
 SCHEDULES = [
     fg.Constant(7),
@@ -74,6 +75,20 @@ def test_epochs_are_passes_over_the_clients_own_data():
         fg.Epochs(3, epoch_steps=[1, 2]).check(3, 1)
     with pytest.raises(fg.InputError, match="no client more than 10000000 steps"):
         fg.Epochs(10_000_000, epoch_steps=[2]).counts(0, 1, 0)
+
+
+@pytest.mark.parametrize(("sampling", "steps"), [("replacement", [2, 4, 4]), ("shuffle", [2, 2, 4])])
+def test_epochs_make_the_passes_that_the_sampling_has(sampling, steps):
+    """With 39 samples in batches of 20 a shuffled pass has one step: a second one would use samples again."""
+    sizes = [7, 39, 40]
+    fed = fg.Federation.from_arrays([(np.zeros((n, 2), np.float32), np.zeros(n, np.int64)) for n in sizes])
+    options = {"batch_size": 20, "sampling": sampling, "steps": fg.Epochs(2)}
+    result = fg.simulate(fg.models.build("logistic", features=2), fed, fg.FedAvg(lr=0.1), 1, **options)
+    assert result.history[0]["steps_mean"] == np.mean(steps)
+    if sampling == "shuffle":
+        for n, K in zip(sizes, steps, strict=True):
+            one_pass = batch_positions(n, K // 2, 20, sampling, seed=0, round=0, client=0).ravel()
+            assert len(set(one_pass)) == len(one_pass) == max(n // 20 * 20, min(n, 20))
 
 
 def test_explicit_repeats_one_row_or_follows_the_rounds():

@@ -152,6 +152,47 @@ def test_a_callback_can_stop_a_run(digits):
     assert (len(result.history), result.status, result.reason) == (2, "stopped", "round 2: enough")
 
 
+UNUSABLE = {
+    "a cosine that ends too early": (fg.schedule.Cosine(0.1, 2), r"lr of fedavg in round 3 = 0.0: .*last="),
+    "zero": (
+        fg.schedule.Piecewise({0: 0.1, 3: 0.0}),
+        r"lr of fedavg in round 4 = 0.0: .*above 0 in each of the 4",
+    ),
+    "negative": (lambda done: 0.1 - 0.06 * done, r"lr of fedavg in round 3 = -0.0"),
+    "nan": (lambda done: 0.1 if done < 2 else math.nan, r"lr of fedavg in round 3 = nan"),
+    "infinite": (lambda done: 0.1 if done < 2 else math.inf, r"lr of fedavg in round 3 = inf"),
+    "too short": (lambda done: [0.1, 0.05][done], r"lr of fedavg in round 3 = .*IndexError"),
+    "inside": (fg.schedule.Warmup(1, then=fg.schedule.Cosine(0.1, 2)), r"lr of fedavg in round 3 = 0.0"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_step_size_that_becomes_unusable_is_refused_before_any_work(digits, name):
+    class Started(fg.Callback):
+        def on_start(self, run):
+            raise AssertionError("work has begun")
+
+    lr, message = UNUSABLE[name]
+    with pytest.raises(fg.InputError, match=message):
+        run(digits, fg.FedAvg(lr=lr), callbacks=[Started()])
+
+
+def test_a_schedule_that_ends_with_the_run_is_used_to_the_end(digits):
+    assert len(run(digits, fg.FedAvg(lr=fg.schedule.Cosine(0.1, 4))).history) == 4
+    assert len(run(digits, fg.FedAvg(lr=fg.schedule.Cosine(0.1, 2, last=0.01))).history) == 4
+
+
+@pytest.mark.parametrize("calibration", [lambda done: -0.5 if done else 1.0, lambda done: math.nan])
+def test_a_calibration_that_becomes_unusable_is_refused_wherever_it_is(digits, calibration):
+    calibrated = fg.FedaGrac(lr=0.1, calibration=calibration)
+    for algorithm in (
+        calibrated, fg.FedAdam(lr=0.1, inner=calibrated), fg.DiLoCo(lr=0.1, calibration=calibration),
+    ):  # fmt: skip
+        with pytest.raises(fg.InputError, match=r"calibration of (fedagrac|diloco) in round [12] = "):
+            run(digits, algorithm)
+    assert run(digits, fg.FedaGrac(lr=0.1, calibration=lambda done: float(done > 0))).status == "finished"
+
+
 def test_early_stop_waits_for_its_patience(digits):
     result = run(digits, fg.FedAvg(lr=1e-9), rounds=50, callbacks=[fg.EarlyStop(patience=3)], steps=fg.Constant(1))
     losses = result.history.column("test_loss")

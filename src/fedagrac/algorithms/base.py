@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedagrac.core.optimizers import PLAIN, LocalOptimizer
-from fedagrac.core.schedule import check_value, value_at
+from fedagrac.core.schedule import check_rounds, check_value, value_at
 from fedagrac.errors import InputError
 
 if TYPE_CHECKING:
@@ -189,6 +189,13 @@ class Algorithm(ABC):
         values = [getattr(self, setting.name) for setting in fields(self)]
         inside = [value for value in values if isinstance(value, Algorithm)]
         return self.cites + tuple(key for one in inside for key in one.papers)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse a schedule of lr that is not above 0 in one of a run's rounds.
+
+        A step size of 0 is refused, too: mean gradients and other rules divide by it.
+        """
+        check_rounds(f"lr of {self.name}", self.lr, rounds)
 
     def lr_in(self, cohort: Cohort) -> float:
         """Return eta in the round of a cohort."""

@@ -42,6 +42,7 @@ from fedagrac.algorithms.fedavg import FedAvg
 from fedagrac.algorithms.fednova import normalised_update
 from fedagrac.algorithms.fedopt import FedAvgM
 from fedagrac.core.optimizers import AdamW, LocalOptimizer
+from fedagrac.core.schedule import check_rounds
 from fedagrac.errors import flag, one_of
 
 if TYPE_CHECKING:
@@ -95,6 +96,11 @@ class DiLoCo(Algorithm):
         flag("keep", self.keep)
         self.calibrated.check()
         self.outer.check()
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse schedules of lr and lambda without a usable value in one of a run's rounds."""
+        super().check_rounds(rounds)
+        check_rounds(f"calibration of {self.name}", self.calibration, rounds, zero=True)
 
     @property
     def calibrated(self) -> FedaGrac:

@@ -27,6 +27,7 @@ from fedagrac.algorithms.base import (
     starting_rows,
 )
 from fedagrac.core.local import Plan, Result, mean_gradient
+from fedagrac.core.schedule import check_rounds
 from fedagrac.errors import InputError, count, flag, non_negative, one_of
 
 if TYPE_CHECKING:
@@ -109,6 +110,11 @@ class FedaGrac(Algorithm):
         one_of("init", self.init, ["full", "zeros"])
         one_of("orientation", self.orientation, ["cached", "cohort"])
         flag("economical", self.economical)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse schedules of lr and lambda without a usable value in one of a run's rounds."""
+        super().check_rounds(rounds)
+        check_rounds(f"calibration of {self.name}", self.calibration, rounds, zero=True)
 
     def transmits_first(self, cohort: Cohort) -> npt.NDArray[np.bool_]:
         """Return which members transmit their first gradient instead of their mean gradient (line 14), [m]."""

@@ -60,6 +60,11 @@ class ServerOptimizer(Algorithm):
             )
         self.inside.check()  # with the local optimizer of the whole
 
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse schedules without a usable value in one of a run's rounds, here or in the algorithm inside."""
+        super().check_rounds(rounds)
+        self.inside.check_rounds(rounds)
+
     @property
     def inside(self) -> Algorithm:
         """The algorithm inside, with the step size and the local optimizer of the whole."""

@@ -8,7 +8,8 @@ or, with all its parts, from x = s_i
 
     x <- x - eta_i * m_i o U( clip(g_i(x + p_i; batch)) + c_i + mu_i * (x - x~) )
 
-where U is a local optimizer (`fedagrac.core.optimizers`), m_i a mask of 0 and 1, and p_i a point beside x. A
+with weight decay, if any, added after clip and before c_i, as `torch.nn.utils.clip_grad_norm_` and `torch.optim`
+do it. Here U is a local optimizer (`fedagrac.core.optimizers`), m_i a mask of 0 and 1, and p_i a point beside x. A
 `Plan` holds what is on the right; a `Result` holds the replies. Every algorithm is written in terms of these two,
 and every engine implements them. Batches, devices, processes and names of algorithms do not belong here.
 """
@@ -258,7 +259,7 @@ class Result:
         models: x_i after K_i steps, [m, d].
         loss: the mean training loss over the member's K_i steps, [m].
         first: the mean of the first `plan.first_steps` gradients, [m, d], zero in rows that were not asked for it;
-            None if no member was.
+            None if no member was. These gradients, and those of `total`, are clipped and have weight decay.
         total: the sum of the K_i gradients, [m, d], if `plan.accumulate` asked for it; otherwise None.
         buffers: the moving buffers with which each member ends, [m, q]; None if the plan has none.
         second: the second models, [m, d]; None if the plan has none.

@@ -2,10 +2,12 @@
 
 In the local rule (`fedagrac.core.local`) an optimizer is U with its clipping,
 
-    x <- x - eta_i * U( clip(g) + c_i + mu_i * (x - x~) )
+    x <- x - eta_i * U( clip(g) + weight_decay * x + c_i + mu_i * (x - x~) )
 
-It is a frozen dataclass of numbers. Its state is a few vectors for each client, which begin at zero in every
-round unless the algorithm keeps them (`Plan.slots`). With the same gradients the steps are those of `torch.optim`.
+where g is the gradient of the loss alone: weight decay is added after clipping, as with `torch.optim` after
+`torch.nn.utils.clip_grad_norm_`. An optimizer is a frozen dataclass of numbers. Its state is a few vectors for
+each client, which begin at zero in every round unless the algorithm keeps them (`Plan.slots`). With the same
+gradients the steps are those of `torch.optim`.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ class LocalOptimizer(ABC):
     """The base class of local optimizers.
 
     Attributes:
-        clip: the largest norm of a gradient; None for no limit. A longer gradient is shortened to it, before the
-            correction is added.
+        clip: the largest norm of a gradient; None for no limit. A longer gradient is shortened to it, before
+            weight decay and the correction are added.
     """
 
     clip: float | None = None
@@ -62,9 +64,14 @@ class LocalOptimizer(ABC):
         """The number of vectors that it keeps for each client during a round."""
 
     @property
+    def identity(self) -> bool:
+        """Whether U is the identity, so that engines need not call `direction`."""
+        return False
+
+    @property
     def plain(self) -> bool:
         """Whether U is the identity and nothing is clipped."""
-        return False
+        return self.identity and self.clip is None
 
     def numbers(self, k: int) -> tuple[float, ...]:
         """Return the numbers that depend on how many steps were made before this one."""
@@ -120,9 +127,9 @@ class SGD(LocalOptimizer):
         return 1 if self.momentum else 0
 
     @property
-    def plain(self) -> bool:
-        """Whether there is neither momentum nor clipping."""
-        return not self.momentum and self.clip is None
+    def identity(self) -> bool:
+        """Whether there is no momentum, and no subclass has a direction of its own."""
+        return not self.momentum and type(self).direction is SGD.direction
 
     def direction(self, G: Tensor, X: Tensor, slots: Sequence[Tensor], numbers: Sequence[Any]) -> Tensor:
         """Return the gradient, or the momentum."""
@@ -135,8 +142,11 @@ class SGD(LocalOptimizer):
     def work(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Return |a_i|_1: a gradient with j steps after it enters with 1 + r + ... + r^j, r being the momentum.
 
-        With Nesterov's momentum it enters with 1 + r (1 + r + ... + r^j).
+        With Nesterov's momentum it enters with 1 + r (1 + r + ... + r^j). A subclass with a direction of its own
+        needs a `work` of its own.
         """
+        if type(self).direction is not SGD.direction and type(self).work is SGD.work:
+            return super().work(steps)
         r, K = self.momentum, steps.astype(np.float64)
         if not r:
             return K

@@ -9,7 +9,10 @@ from typing import Any
 
 from fedagrac.errors import InputError, count, non_negative, positive
 
-__all__ = ["Cosine", "Exponential", "Piecewise", "Scaled", "Warmup", "check_value", "value_at"]
+__all__ = ["Cosine", "Exponential", "Piecewise", "Scaled", "Warmup", "check_rounds", "check_value", "value_at"]
+
+MOST_CHECKED = 100_000
+"""The most rounds whose values are checked before a run starts."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Cosine:
     Attributes:
         first: the value in round 1.
         rounds: after how many rounds it has its last value.
-        last: the last value.
+        last: the last value. A step size must stay above 0: if the run has more than `rounds` rounds, give one.
 
     Examples:
         >>> fall = Cosine(1.0, rounds=4, last=0.5)
@@ -166,6 +169,37 @@ def check_value(field: str, value: Any, least: float = 0.0) -> None:
         raise InputError(field, value, f"a number above {least:g}, or a schedule over rounds")
     else:
         positive(field, value, above=least)
+
+
+def check_rounds(field: str, value: float | Callable[[int], float], rounds: int, zero: bool = False) -> None:
+    """Refuse a schedule whose value in one of a run's rounds is not above 0 and finite; `zero` allows 0, too.
+
+    Examples:
+        >>> check_rounds("lr", Cosine(0.1, rounds=3), rounds=3)
+        >>> check_rounds("lr", Cosine(0.1, rounds=3), rounds=6)
+        Traceback (most recent call last):
+        ...
+        fedagrac.errors.InputError: lr in round 4 = 0.0: expected a number above 0 in each of the 6 rounds: \
+let the schedule end above 0 (Cosine has last=), make it longer, or do fewer rounds
+    """
+    if not callable(value):
+        return
+    accepted = f"a number {'of at least' if zero else 'above'} 0 in each of the {rounds} rounds"
+    for done in range(min(rounds, MOST_CHECKED)):
+        where = f"{field} in round {done + 1}"
+        try:
+            given: Any = value(done)
+        except InputError as error:  # from a schedule inside this one
+            given = error.value
+        except Exception as error:  # from a function of the user's own
+            raise InputError(where, f"{type(error).__name__}: {error}", accepted) from error
+        try:
+            number = non_negative(where, given)
+        except InputError:
+            raise InputError(where, given, accepted) from None
+        if number == 0 and not zero:
+            remedy = "let the schedule end above 0 (Cosine has last=), make it longer, or do fewer rounds"
+            raise InputError(where, given, f"{accepted}: {remedy}")
 
 
 def value_at(field: str, value: float | Callable[[int], float], rounds_done: int) -> float:

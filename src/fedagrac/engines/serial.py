@@ -69,7 +69,7 @@ class SerialEngine:
         total = torch.zeros_like(models) if plan.accumulate else None
         ends = None if plan.buffers is None else torch.zeros_like(plan.buffers)
         kept = None if plan.slots is None else tuple(slot.clone() for slot in plan.slots)
-        done, by_parameter = plan.steps.copy(), self._by_parameter(plan)
+        done, by_parameter, decay = plan.steps.copy(), self._by_parameter(plan), w.decay_after_clipping(plan.local)
         with training(w):
             for i, client in enumerate(clients):
                 seed_dropout(w, round, w.number_of(client))
@@ -78,7 +78,7 @@ class SerialEngine:
                 slots = _slots(plan, kept, i, x_i)
                 before = 0 if plan.before is None else int(plan.before[i])
                 running = torch.zeros((), dtype=torch.float64, device=x.device)
-                descent, point = Descent.of(plan, i, center), Point.of(plan, i, x_i, center)
+                descent, point = Descent.of(plan, i, center, decay), Point.of(plan, i, x_i, center)
                 w.model.bind(x_i if point is None else point.y)
                 if plan.buffers is not None:
                     w.model.buffers.put(plan.buffers[i])
@@ -90,8 +90,8 @@ class SerialEngine:
                     if by_parameter and k >= n_first:
                         value = self._descend(descent, *batch)
                     else:
-                        value, g = self._gradient_at(point, x_i, *batch)
-                        g = descent.trained(g)
+                        value, g, y = self._gradient_at(point, x_i, *batch, decayed=not decay)
+                        g = descent.trained(g, y)
                         if k < n_first and first is not None:
                             first[i] += g / n_first
                         if total is not None:
@@ -150,36 +150,49 @@ class SerialEngine:
         return rows
 
     def row_gradient(
-        self, X: Tensor, samples: Tensor, shifts: Tensor | None, generators: Sequence[torch.Generator] | None
+        self,
+        X: Tensor,
+        samples: Tensor,
+        shifts: Tensor | None,
+        generators: Sequence[torch.Generator] | None,
+        decayed: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Return the loss, [1], and the gradient, [1, d], at the first row of X, to which the module is bound."""
-        loss, g = self._gradient(X[0], *self.workload.load(samples, shifts, generators=generators))
+        batch = self.workload.load(samples, shifts, generators=generators)
+        loss, g = self._gradient(X[0], *batch, decayed=decayed)
         return loss[None], g[None]
 
-    def _gradient_at(self, point: Point | None, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+    def _gradient_at(
+        self, point: Point | None, x: Tensor, inputs: Any, targets: Any, decayed: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss and gradient over a batch at x, or at a point beside it, to which the module is bound.
 
-        With an ascent or an anchor, both passes begin with the same buffers. The loss and the buffers afterwards
-        are those of the first pass, at x.
+        The third vector is the one of which weight decay is a multiple; `decayed` says whether the gradient has
+        its weight decay already. With an ascent or an anchor, both passes begin with the same buffers. The loss
+        and the buffers afterwards are those of the first pass, at x.
         """
         if point is None:
-            return self._gradient(x, inputs, targets)
+            return *self._gradient(x, inputs, targets, decayed=decayed), x
         point.place(x)
         if not point.ascent and point.anchor is None:
-            return self._gradient(point.beside_x(x), inputs, targets, point.scale)
+            y = point.beside_x(x)
+            return *self._gradient(y, inputs, targets, point.scale, decayed), y
         buffers = self.workload.model.buffers
         before = buffers.take(x.dtype) if buffers.names else None
-        value, g = self._gradient(x, inputs, targets)
+        # the ascent goes along the gradient of the whole objective, in any case
+        value, g = self._gradient(x, inputs, targets, decayed=decayed or point.anchor is None)
         after = buffers.take(x.dtype) if buffers.names else None
         buffers.put(before)
         if point.anchor is not None:
             point.y.copy_(point.anchor)
-            g -= self._gradient(point.y, inputs, targets)[1]
+            g -= self._gradient(point.y, inputs, targets, decayed=decayed)[1]
+            y = x - point.anchor
         else:
             point.y.copy_(x + g * ascent_factors(g.square().sum(), point.ascent))
-            g = self._gradient(point.y, inputs, targets)[1]
+            g = self._gradient(point.y, inputs, targets, decayed=decayed)[1]
+            y = point.y
         buffers.put(after)
-        return value, g
+        return value, g, y
 
     def _by_parameter(self, plan: Plan) -> bool:
         """Return whether steps move one parameter after another.
@@ -204,16 +217,19 @@ class SerialEngine:
         return loss.detach()
 
     def _gradient(
-        self, x: Tensor, inputs: Any, targets: Any, scale: Tensor | None = None
+        self, x: Tensor, inputs: Any, targets: Any, scale: Tensor | None = None, decayed: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Return loss and gradient over a batch at x. The module is bound to x, or to scale o x."""
+        """Return loss and gradient over a batch at x, with or without weight decay.
+
+        The module is bound to x, or to scale o x.
+        """
         w = self.workload
         with torch.enable_grad():
             loss = w.loss(w.call(inputs), targets)
             g = w.model.gradient(loss)
         if scale is not None:
             g *= scale
-        if w.weight_decay:
+        if w.weight_decay and decayed:
             g += w.weight_decay * x
         return loss.detach(), g
 
@@ -229,6 +245,7 @@ class Descent:
         center: x~, the center of the proximal term.
         correction: c_i; None for no correction.
         mask: m_i; None if all coordinates train.
+        decay: the weight decay that is added after clipping; 0 if gradients have it already.
     """
 
     local: LocalOptimizer
@@ -237,20 +254,26 @@ class Descent:
     center: Tensor
     correction: Tensor | None
     mask: Tensor | None
+    decay: float
 
     @classmethod
-    def of(cls, plan: Plan, row: int, center: Tensor) -> Descent:
+    def of(cls, plan: Plan, row: int, center: Tensor, decay: float) -> Descent:
         """Return the descent of one member of a plan."""
         eta = min(float(plan.lr[row]), torch.finfo(center.dtype).max)  # torch refuses a factor beyond its type
         correction, mask = (None if rows is None else rows[row] for rows in (plan.correction, plan.mask))
-        return cls(plan.local, eta, float(plan.mu[row]), center, correction, mask)
+        return cls(plan.local, eta, float(plan.mu[row]), center, correction, mask, decay)
 
-    def trained(self, g: Tensor) -> Tensor:
-        """Return the gradient of the coordinates that the member trains, shortened to the largest norm."""
+    def trained(self, g: Tensor, y: Tensor) -> Tensor:
+        """Return the gradient of the coordinates that the member trains, shortened to the largest norm.
+
+        Weight decay that the gradient does not have yet is a multiple of y.
+        """
         if self.mask is not None:
             g = g * self.mask
         if self.local.clip is not None:
             g = g * clip_factors(g.square().sum(), self.local.clip)
+        if self.decay:
+            g = g.add(y if self.mask is None else y * self.mask, alpha=self.decay)
         return g
 
     def step(self, x: Tensor, g: Tensor, slots: list[Tensor], k: int) -> None:

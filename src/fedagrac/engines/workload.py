@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from fedagrac.core.optimizers import LocalOptimizer
     from fedagrac.data.federation import Federation
     from fedagrac.models.vector import VectorModel
 
@@ -84,7 +85,7 @@ class Workload:
         test: the test inputs and targets, on the device, or None.
         batch_size: samples per step; None for all samples of a client.
         sampling: how batches are drawn.
-        weight_decay: adds weight_decay * x to every gradient.
+        weight_decay: adds weight_decay * x to every gradient, after clipping.
         seed: names the random streams.
         numbers: the number that names each client's streams, [M]; None for the client's own number. A machine that
             holds the data of one client alone calls it client 0, but must draw that client's batches.
@@ -147,6 +148,13 @@ class Workload:
             precision=precision,
         )
         return dataclasses.replace(workload, floats=try_step(workload, default_loss=loss is None))
+
+    def decay_after_clipping(self, local: LocalOptimizer) -> float:
+        """Return the weight decay that is added to clipped gradients; 0 if nothing is clipped.
+
+        Without clipping, gradients are computed with their weight decay.
+        """
+        return 0.0 if local.clip is None else self.weight_decay
 
     def batch_sizes(self, clients: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the samples per step of each client, [m]; a pass of "cyclic" sampling may end with fewer."""

@@ -120,6 +120,7 @@ def run_federation(
         raise InputError("steps.kind", "client", accepted)
     user_callbacks = checked_callbacks(callbacks)
     setup = settings.setup(loss, metrics)
+    algorithm.check_rounds(settings.rounds)
     algorithm.check_model(model.layout, setup.aggregate)
     fleet = FlowerFleet(settings, model, Link(grid, model, settings))
     if test is not None:

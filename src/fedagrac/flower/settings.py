@@ -265,7 +265,7 @@ class Settings(StrictTable):
             accepted = "another kind, or the setting samples with the number of samples of each partition"
             raise InputError("kind", "epochs", accepted)
         sizes = [(self.samples or {}).get(str(client), 1) for client in range(self.clients)]
-        counted = steps.with_samples(np.array(sizes, np.int64), self.batch)
+        counted = steps.with_samples(np.array(sizes, np.int64), self.batch, self.sampling)
         counted.counts(0, self.clients, self.seed)  # refuses too many steps before any client is asked
         return counted
 

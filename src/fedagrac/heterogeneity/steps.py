@@ -200,7 +200,10 @@ class Geometric(StepSchedule):
 
 @dataclass(frozen=True)
 class Epochs(StepSchedule):
-    """K_i = the steps of `epochs` passes over the client's own data, epochs * ceil(n_i / batch size).
+    """K_i = the steps of `epochs` passes over the client's own data.
+
+    A pass has ceil(n_i / batch size) steps. With sampling="shuffle", which drops the short batch at the end of a
+    pass, it has floor(n_i / batch size), and 1 if the client has fewer samples than a batch.
 
     Attributes:
         epochs: the number of passes.
@@ -210,6 +213,8 @@ class Epochs(StepSchedule):
     Examples:
         >>> Epochs(2).with_samples(np.array([10, 20, 21]), batch_size=10).counts(0, clients=3, seed=0).tolist()
         [2, 4, 6]
+        >>> Epochs(2).with_samples(np.array([5, 20, 21]), 10, "shuffle").counts(0, clients=3, seed=0).tolist()
+        [2, 4, 4]
     """
 
     epochs: int
@@ -224,11 +229,21 @@ class Epochs(StepSchedule):
             steps = tuple(count(f"epoch_steps[{i}]", k, most=MOST_STEPS) for i, k in enumerate(given))
             object.__setattr__(self, "epoch_steps", steps)
 
-    def with_samples(self, sizes: npt.NDArray[np.int64], batch_size: int | None) -> Epochs:
+    def with_samples(
+        self,
+        sizes: npt.NDArray[np.int64],
+        batch_size: int | None,
+        sampling: Literal["replacement", "shuffle", "cyclic"] = "replacement",
+    ) -> Epochs:
         """Return the schedule for clients with these numbers of samples; all in one batch if there is no size."""
         if self.epoch_steps is not None:
             return self
-        one = np.ones_like(sizes) if batch_size is None else -(-sizes // batch_size)
+        if batch_size is None:
+            one = np.ones_like(sizes)
+        elif sampling == "shuffle":
+            one = np.maximum(sizes // batch_size, 1)
+        else:
+            one = -(-sizes // batch_size)
         return replace(self, epoch_steps=tuple(one.tolist()))
 
     def check(self, clients: int, rounds: int) -> None:
@@ -238,7 +253,7 @@ class Epochs(StepSchedule):
             raise InputError("epoch_steps", given, f"one for each of {clients} clients")
 
     def counts(self, round: int, clients: int, seed: int) -> npt.NDArray[np.int64]:
-        """Return K_i = epochs * ceil(n_i / batch size)."""
+        """Return K_i = epochs * the steps of one pass."""
         if self.epoch_steps is None:
             accepted = "Epochs(...).with_samples(sizes, batch_size): K_i follows from the clients' samples"
             raise InputError("epoch_steps", None, accepted)

@@ -260,7 +260,7 @@ class Simulated:
         if isinstance(steps, Devices) and steps.needs_flops:
             steps = steps.with_flops(workload.step_flops())
         if isinstance(steps, Epochs):
-            steps = steps.with_samples(federation.sizes, setup.batch_size)
+            steps = steps.with_samples(federation.sizes, setup.batch_size, setup.sampling)
         if clock is None:
             clock = Clock.of(steps) if isinstance(steps, Devices) else Clock()
         clock.check(M)
@@ -343,7 +343,8 @@ class Simulated:
         return self.roster.gradients
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse an algorithm that cannot work with the model or the robust rule."""
+        """Refuse an algorithm that cannot work with the model, the robust rule or the number of rounds."""
+        algorithm.check_rounds(self.setup.rounds)
         algorithm.check_model(self.model.layout, self.setup.aggregate)
 
     def server(self, algorithm: Algorithm) -> Server:

@@ -46,7 +46,8 @@ class Setup:
         sampling: "replacement" draws every batch anew, "shuffle" walks reshuffled epochs, "cyclic" walks the
             client's samples in one fixed order and continues where its last round ended.
         participation: None for all clients, a number or a fraction of clients each round, or a `Participation`.
-        weight_decay: the coefficient of l2 regularisation: weight_decay * x is added to every gradient.
+        weight_decay: the coefficient of l2 regularisation: weight_decay * x is added to every gradient, after
+            clipping.
         buffers: what becomes of buffers that a forward pass changes, such as BatchNorm's running statistics.
             "average": clients start from the weighted mean of what the last cohort ended with. "local": each
             client goes on with its own; the mean is used for evaluation only. "frozen": every step begins with

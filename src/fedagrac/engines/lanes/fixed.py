@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from fedagrac.core.optimizers import SGD, clip_factors, numbers_after
+from fedagrac.core.optimizers import clip_factors, numbers_after
 from fedagrac.engines.base import starts_of
 from fedagrac.engines.lanes.compiled import compile_step
 from fedagrac.engines.lanes.kernels.descend import descend
@@ -46,7 +46,7 @@ UNROLL = (5, 2, 1)
 """Steps of a small model per compiled call; the largest that the longest lane needs is taken."""
 
 Pieces = Callable[..., Any]
-"""`LaneModel.pieces`, which returns losses, gradients by parameter, and the buffers afterwards."""
+"""`LaneModel.pieces`, which returns losses, gradients by parameter, and the buffers afterwards, among others."""
 
 
 def widths_for(lanes: int, most: int = WIDTHS) -> list[int]:
@@ -118,6 +118,7 @@ class FixedLanes:
     ) -> None:
         self._pieces, self._model, self._local = pieces, workload.model, plan.local
         self._keeps = plan.slots is not None
+        self._decay = workload.decay_after_clipping(plan.local)
         W, batch = len(wave.rows), wave.samples.shape[1]
         device, dtype = x.device, x.dtype
         shifts = None
@@ -300,13 +301,13 @@ class FixedLanes:
         eta, runs, in_first = b.rates[:, :width].index_select(0, b.counter)[0].unbind(1)
         before = None if b.moving is None else {name: rows[:width].clone() for name, rows in b.moving.items()}
         points = None if b.points is None else b.points.lanes(slice(width))
-        losses, gradients, moved = self._pieces(
-            [block[:width] for block in b.X], samples, shifts, b.pool, before, None, points
+        losses, gradients, moved, Y = self._pieces(
+            [block[:width] for block in b.X], samples, shifts, b.pool, before, None, points, not self._decay
         )
         b.loss[:width] += losses * runs
         for name, rows in (b.moving or {}).items():  # finished lanes keep the buffers with which they ended
             rows[:width] = torch.where(per_lane(runs, rows) > 0, moved[name], rows[:width])
-        gradients = self._clipped(gradients, b, width)
+        gradients = self._clipped(gradients, Y, b, width)
         numbers = () if b.numbers is None else b.numbers.index_select(0, b.counter)[0].unbind(-1)
         for i, g in enumerate(gradients):
             X = b.X[i][:width]
@@ -317,7 +318,7 @@ class FixedLanes:
             if b.center is not None:
                 g = g + per_lane(b.mu[:width], X) * (X - b.center[i][:width])  # noqa: PLW2901
             C = None if b.C is None else b.C[i][:width]
-            if self._local.slots or b.mask is not None or not isinstance(self._local, SGD):
+            if b.mask is not None or not self._local.identity:
                 g = self._direction(g if C is None else g + C, X, i, b, numbers, runs)  # noqa: PLW2901
                 C = None
                 if b.mask is not None:
@@ -338,15 +339,23 @@ class FixedLanes:
             slot.copy_(torch.where(per_lane(runs, X) > 0, slot, ended))
         return U
 
-    def _clipped(self, gradients: Sequence[Tensor], b: Buffers, width: int) -> Sequence[Tensor]:
-        """Return the gradients of the coordinates that lanes train, shortened to the largest norm."""
+    def _clipped(
+        self, gradients: Sequence[Tensor], Y: list[Tensor] | None, b: Buffers, width: int
+    ) -> Sequence[Tensor]:
+        """Return the gradients of the coordinates that lanes train, shortened to the largest norm.
+
+        Weight decay that they do not have yet is a multiple of Y.
+        """
         if b.mask is not None:
             gradients = [g * block[:width] for g, block in zip(gradients, b.mask, strict=True)]
         if self._local.clip is None:
             return gradients
         squares = torch.stack([g.square().flatten(1).sum(1) for g in gradients]).sum(0)
         factors = clip_factors(squares, self._local.clip)
-        return [g * per_lane(factors, g) for g in gradients]
+        shortened = [g * per_lane(factors, g) for g in gradients]
+        for i, y in enumerate(Y or ()):
+            shortened[i].add_(y if b.mask is None else y * b.mask[i][:width], alpha=self._decay)
+        return shortened
 
     def _prepare(self, kind: Kind) -> Callable[[], Any]:
         """Return a function that makes the steps of a kind: compiled or plain, and on a GPU recorded."""

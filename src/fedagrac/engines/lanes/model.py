@@ -61,13 +61,20 @@ class LaneModel:
         buffers: dict[str, Tensor] | None = None,
         generators: Sequence[torch.Generator] | None = None,
         points: Points | None = None,
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return each lane's loss, [m], its gradient, [m, d], over its own batch, and its buffers afterwards."""
+        decayed: bool = True,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor | None]:
+        """Return each lane's loss, [m], its gradient, [m, d], over its own batch, and its buffers afterwards.
+
+        The fourth is as in `pieces`, [m, d].
+        """
         blocks = list(self.workload.model.row_views(X).values())
-        losses, pieces, buffers = self.pieces(
-            blocks, samples, shifts, buffers=buffers, generators=generators, points=points
+        losses, pieces, buffers, Y = self.pieces(
+            blocks, samples, shifts, buffers=buffers, generators=generators, points=points, decayed=decayed
         )
-        return losses, torch.cat([piece.reshape(len(X), -1) for piece in pieces], 1), buffers
+        rows = None
+        if Y is not None:
+            rows = X if Y is blocks else torch.cat([block.reshape(len(X), -1) for block in Y], 1)
+        return losses, torch.cat([piece.reshape(len(X), -1) for piece in pieces], 1), buffers, rows
 
     def pieces(
         self,
@@ -78,11 +85,14 @@ class LaneModel:
         buffers: dict[str, Tensor] | None = None,
         generators: Sequence[torch.Generator] | None = None,
         points: Points | None = None,
-    ) -> tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]:
+        decayed: bool = True,
+    ) -> tuple[Tensor, Sequence[Tensor], dict[str, Tensor], list[Tensor] | None]:
         """Return each lane's loss, [m], its gradient by parameter, each [m, ...], and its buffers afterwards.
 
         Buffers that are not given are those of the user's module. Gradients are taken at the models, or at points
-        beside them; losses and buffers of an ascent or an anchor are those at the models.
+        beside them; losses and buffers of an ascent or an anchor are those at the models. With `decayed`,
+        gradients have their weight decay, and the fourth is None. Otherwise the fourth is what weight decay is a
+        multiple of, parameter by parameter.
         """
         w = self.workload
         m, batch = samples.shape
@@ -93,22 +103,29 @@ class LaneModel:
         )
         moving = self.given_buffers(m) if buffers is None else buffers
 
-        if points is None:
-            return self._pieces_at(blocks, None, moving, inputs, targets)
-        if points.anchor is None and points.ascent is None:
-            beside = points.beside
-            models = blocks if beside is None else [X + p for X, p in zip(blocks, beside, strict=True)]
-            return self._pieces_at(models, points.scale, moving, inputs, targets)
+        Y: list[Tensor] = blocks
+        if points is None or (points.anchor is None and points.ascent is None):
+            beside, scale = (None, None) if points is None else (points.beside, points.scale)
+            if beside is not None:
+                Y = [X + p for X, p in zip(blocks, beside, strict=True)]
+            losses, gradients, moved = self._pieces_at(Y, scale, moving, inputs, targets, decayed)
+            return losses, gradients, moved, None if decayed else Y
         before = {name: values.clone() for name, values in moving.items()}  # a pass may change buffers in place
-        losses, gradients, moved = self._pieces_at(blocks, None, moving, inputs, targets)
+        # an ascent goes along the gradient of the whole objective, in any case
+        with_decay = decayed or points.anchor is None
+        losses, gradients, moved = self._pieces_at(blocks, None, moving, inputs, targets, with_decay)
         if points.anchor is not None:
-            _, at_anchor, _ = self._pieces_at(points.anchor, None, before, inputs, targets)
-            return losses, [g - a for g, a in zip(gradients, at_anchor, strict=True)], moved
-        assert points.ascent is not None
-        squares = torch.stack([g.square().flatten(1).sum(1) for g in gradients]).sum(0)
-        factors = ascent_factors(squares, points.ascent)
-        higher = [X + per_lane(factors, g) * g for X, g in zip(blocks, gradients, strict=True)]
-        return losses, self._pieces_at(higher, None, before, inputs, targets)[1], moved
+            at_anchor = self._pieces_at(points.anchor, None, before, inputs, targets, decayed)[1]
+            gradients = [g - a for g, a in zip(gradients, at_anchor, strict=True)]
+            if not decayed:
+                Y = [X - a for X, a in zip(blocks, points.anchor, strict=True)]
+        else:
+            assert points.ascent is not None
+            squares = torch.stack([g.square().flatten(1).sum(1) for g in gradients]).sum(0)
+            factors = ascent_factors(squares, points.ascent)
+            Y = [X + per_lane(factors, g) * g for X, g in zip(blocks, gradients, strict=True)]
+            gradients = self._pieces_at(Y, None, before, inputs, targets, decayed)[1]
+        return losses, gradients, moved, None if decayed else Y
 
     def _pieces_at(
         self,
@@ -117,6 +134,7 @@ class LaneModel:
         buffers: dict[str, Tensor],
         inputs: Any,
         targets: Any,
+        decayed: bool,
     ) -> tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]:
         """Return losses, gradients and buffers at these models, whose networks are those of scale o models."""
         w = self.workload
@@ -130,7 +148,7 @@ class LaneModel:
             )
         if scale is not None:
             gradients = [g * s for g, s in zip(gradients, scale, strict=True)]
-        if w.weight_decay:
+        if w.weight_decay and decayed:
             gradients = [g.add(X, alpha=w.weight_decay) for g, X in zip(gradients, models, strict=True)]
         return losses.detach(), gradients, {name: values.detach() for name, values in moved.items()}
 

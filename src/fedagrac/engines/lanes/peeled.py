@@ -41,6 +41,7 @@ class PeeledLanes:
     def __init__(self, wave: Wave, plan: Plan, x: Tensor, model: LaneModel, serial: SerialEngine) -> None:
         self._wave, self._plan, self._model, self._serial = wave, plan, model, serial
         vector_model = model.workload.model
+        self._decay = model.workload.decay_after_clipping(plan.local)
         self.where = torch.from_numpy(wave.rows).to(x.device)
         self.centers = starts_of(x, self.where)
         self.X = self.centers.clone() if plan.start is None else plan.start[self.where]
@@ -79,17 +80,20 @@ class PeeledLanes:
             if k < self._alone:
                 before = {name: values[:m].clone() for name, values in self.moving.items()} or None
                 points = None if self._points is None else self._points.lanes(slice(m))
-                values, G, after = ragged_gradient(
-                    self._model, self.X[:m], samples, shifts, before, generators, lengths, points
+                values, G, after, Y = ragged_gradient(
+                    self._model, self.X[:m], samples, shifts, before, generators, lengths, points, not self._decay
                 )
                 for name, rows_of_buffer in self.moving.items():
                     rows_of_buffer[:m] = after[name]
             else:
                 n = None if lengths is None else int(lengths[0])
                 frames = None if shifts is None else shifts[0, :n]
-                values, G = self._serial.row_gradient(self.X, samples[0, :n], frames, generators)
+                values, G = self._serial.row_gradient(
+                    self.X, samples[0, :n], frames, generators, decayed=not self._decay
+                )
+                Y = self.X[:1]
             self.loss[:m] += values
-            self._step(k, int(m), G)
+            self._step(k, int(m), G, Y)
         K = self._column(self._plan.steps.astype(np.float64))
         result.models[self.where] = self.X
         result.loss[self.where] = self.loss / K[:, 0]
@@ -100,13 +104,15 @@ class PeeledLanes:
         for slot, into in zip(self.slots, result.slots or (), strict=False):
             into[self.where] = slot
 
-    def _step(self, k: int, m: int, G: Tensor) -> None:
-        """Move the first m lanes along their gradients."""
+    def _step(self, k: int, m: int, G: Tensor, Y: Tensor | None) -> None:
+        """Move the first m lanes along their gradients. Weight decay that these do not have is a multiple of Y."""
         local, X = self._plan.local, self.X[:m]
         if self._mask is not None:
             G *= self._mask[:m]
         if local.clip is not None:
             G *= clip_factors(G.square().sum(1), local.clip)[:, None]
+        if self._decay and Y is not None:
+            G.add_(Y if self._mask is None else Y * self._mask[:m], alpha=self._decay)
         if self.total is not None:
             self.total[:m] += G
         if self.first is not None and k < self._steps_with_first:

@@ -30,14 +30,15 @@ def ragged_gradient(
     generators: Sequence[torch.Generator] | None,
     lengths: npt.NDArray[np.int64] | None,
     points: Points | None = None,
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return losses, gradients and buffers of lanes as `LaneModel.gradient` does, over the samples that count.
+    decayed: bool = True,
+) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor | None]:
+    """Return what `LaneModel.gradient` does, over the samples that count.
 
     `lengths` says how many samples of each lane count, [m]; None if all do. `points` are those beside X at which
     the gradients are taken.
     """
     if lengths is None or (lengths == samples.shape[1]).all():
-        return model.gradient(X, samples, shifts, buffers, generators, points)
+        return model.gradient(X, samples, shifts, buffers, generators, points, decayed)
     parts, order = [], []
     for length in np.unique(lengths):
         lanes = np.flatnonzero(lengths == length)
@@ -46,9 +47,9 @@ def ragged_gradient(
         before = None if buffers is None else {name: values[rows] for name, values in buffers.items()}
         frames = None if shifts is None else shifts[rows, :length]
         at = None if points is None else points.lanes(rows)
-        parts.append(model.gradient(X[rows], samples[rows, :length], frames, before, own, at))
+        parts.append(model.gradient(X[rows], samples[rows, :length], frames, before, own, at, decayed))
         order.append(rows)
     back = torch.argsort(torch.cat(order))
-    losses, gradients, after = zip(*parts, strict=True)
+    losses, gradients, after, Y = zip(*parts, strict=True)
     moved = {name: torch.cat([one[name] for one in after])[back] for name in after[0]}
-    return torch.cat(losses)[back], torch.cat(gradients)[back], moved
+    return torch.cat(losses)[back], torch.cat(gradients)[back], moved, None if decayed else torch.cat(Y)[back]
