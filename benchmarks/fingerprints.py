@@ -72,6 +72,8 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def main() -> None:
+    if len(sys.argv) != 3 or sys.argv[1] not in ("write", "compare"):
+        raise SystemExit(__doc__)
     command, path = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
     found = {}
