@@ -9,7 +9,7 @@ from torch import nn
 
 import fedagrac as fg
 import numpy_rivals as reference
-from quadratics import SIZES, D, K, quadratics
+from quadratics import SIZES, D, K, cohorts, quadratics
 
 ETA, ROUNDS, LEVELS = 0.01, 5, (1.0, 0.5, 0.3)
 HIDDEN = 5
@@ -36,12 +36,12 @@ def path_of(algorithm, **options):
 @pytest.mark.parametrize("engine", ["serial", "lanes"])
 def test_every_round_is_that_of_small_matrices(scaler, participation, engine):
     """With 2 of 6 clients, some rounds have no client of full width, and coordinates stay as they are."""
-    ours = path_of(fg.HeteroFL(lr=ETA, levels=LEVELS, scaler=scaler), participation=participation, engine=engine)
-    drawn = fg.Participation(participation or 6)
-    cohorts = [drawn.draw(t, np.array(SIZES) / sum(SIZES), 0)[0].tolist() for t in range(ROUNDS)]
+    algorithm = fg.HeteroFL(lr=fg.schedule.Exponential(ETA, 0.8), levels=LEVELS, scaler=scaler)
+    ours = path_of(algorithm, participation=participation, engine=engine)
+    etas, present = [ETA * 0.8**t for t in range(ROUNDS)], cohorts(participation, ROUNDS)
     q, weights = quadratics(), [layer.weight.detach().numpy() for layer in two_layers()]
     data = list(zip(q.A, q.b, strict=True))
-    theirs = np.array(reference.heterofl(data, SIZES, K, weights, ETA, cohorts, LEVELS, scaler))
+    theirs = np.array(reference.heterofl(data, SIZES, K, weights, etas, present, LEVELS, scaler))
     assert np.abs(ours - theirs).max() <= 1e-10 * np.abs(theirs).max()
 
 

@@ -8,10 +8,16 @@ import fedagrac as fg
 import numpy_rivals as reference
 from fedagrac.core.cohort import Cohort
 from fedagrac.core.local import Plan, Result
-from quadratics import SIZES, K, Trace, quadratics
+from quadratics import SIZES, K, Trace, cohorts, quadratics
 
 ETA = 0.02
 ROUNDS = 6
+SETTINGS = {
+    "all clients": (None, ETA, ETA),
+    "a cohort, and lr falls": (3, fg.schedule.Exponential(0.03, 0.6), [0.03 * 0.6**t for t in range(ROUNDS)]),
+}
+"""The cohort's size, lr, and the step size of every round."""
+
 CASES = {
     "fedavgm": (reference.fedavgm, {"momentum": 0.7, "server_lr": 0.8}),
     "fedadam": (reference.fedopt, {"server_lr": 0.1, "beta1": 0.8, "beta2": 0.9, "tau": 0.01}),
@@ -41,21 +47,15 @@ def path_of(algorithm, participation=None, **options):
     return np.array(trace.x)
 
 
-def cohorts(participation):
-    """Return the clients of every round, as the simulation draws them."""
-    if participation is None:
-        return [list(range(len(K)))] * ROUNDS
-    drawn = fg.Participation(participation)
-    return [drawn.draw(t, np.array(SIZES) / sum(SIZES), 0)[0].tolist() for t in range(ROUNDS)]
-
-
-@pytest.mark.parametrize("participation", [None, 3])
+@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", CASES)
-def test_every_round_is_that_of_the_papers_equations(name, participation):
+def test_every_round_is_that_of_the_papers_equations(name, setting):
     rule, options = CASES[name]
-    ours = path_of(fg.algorithm(name, lr=ETA, **options), participation)
+    participation, lr, etas = SETTINGS[setting]
+    ours = path_of(fg.algorithm(name, lr=lr, **options), participation)
     q = quadratics()
-    theirs = rule(q, SIZES, K, q.start(), ETA, cohorts(participation), **options, **SAYS.get(name, {}))
+    present = cohorts(participation, ROUNDS)
+    theirs = rule(q, SIZES, K, q.start(), etas, present, **options, **SAYS.get(name, {}))
     assert np.abs(ours - np.array(theirs)).max() <= 1e-10 * np.abs(theirs).max()
 
 
