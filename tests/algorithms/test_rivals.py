@@ -81,8 +81,22 @@ def test_without_momentum_fedavgm_is_the_algorithm_inside_exactly():
         assert np.array_equal(path_of(wrapped), path_of(alone))
 
 
-def test_fedcm_with_gradients_alone_is_fednova_exactly():
-    assert np.array_equal(path_of(fg.FedCM(lr=ETA, alpha=1.0)), path_of(fg.FedNova(lr=ETA)))
+@pytest.mark.parametrize("local", [fg.SGD(), fg.SGD(momentum=0.9), fg.SGD(momentum=0.5, nesterov=True, clip=3.0)])
+def test_fedcm_with_gradients_alone_is_fednova_exactly(local):
+    cm, nova = fg.FedCM(lr=ETA / 2, alpha=1.0, local=local), fg.FedNova(lr=ETA / 2, local=local)
+    assert np.array_equal(path_of(cm), path_of(nova))
+
+
+def test_fedcm_with_local_momentum_divides_by_the_norm_of_its_coefficients():
+    settings, q = {"alpha": 0.3, "server_lr": 0.9}, quadratics()
+    ours = path_of(fg.FedCM(lr=0.002, local=fg.SGD(momentum=0.9), **settings), participation=3)
+    theirs = reference.fedcm(q, SIZES, K, q.start(), 0.002, cohorts(3, ROUNDS), momentum=0.9, **settings)
+    assert np.abs(ours - np.array(theirs)).max() <= 1e-10 * np.abs(theirs).max()
+
+
+def test_fedcm_refuses_an_optimizer_without_coefficients():
+    with pytest.raises(fg.InputError, match=r"local = Adam\(\): expected SGD"):
+        fg.FedCM(lr=0.1, local=fg.Adam())
 
 
 def test_under_a_robust_rule_fedcm_compares_directions_as_fednova_does():
