@@ -1,5 +1,7 @@
 """The algorithms beside the paper's agree with NumPy, round by round, and reduce to one another."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -128,17 +130,40 @@ def test_one_server_optimizer_inside_another_is_refused():
         fg.FedAdam(lr=0.1, inner=fg.FedAvgM(lr=0.1))
 
 
-def test_full_participation_makes_the_control_variates_of_scaffnew_sum_to_zero():
+@pytest.mark.parametrize("participation", [None, 3])
+def test_the_control_variates_of_scaffnew_sum_to_zero(participation):
     q = quadratics()
 
     class Sum(fg.Callback):
         def on_round(self, run, record):
-            h = run.table.rows(np.arange(len(K)))["h"]
-            self.sum = (torch.as_tensor(q.omega) @ h).abs().max()
+            seen = np.setdiff1d(np.arange(len(K)), run.table.unseen(np.arange(len(K))))
+            h = run.table.rows(seen)["h"]
+            self.sum = (torch.as_tensor(q.omega[seen]) @ h).abs().max()
 
     watch = Sum()
-    q.simulate(fg.Scaffnew(lr=ETA, p=0.1), callbacks=[watch], rounds=8)  # the steps are unequal
+    scaffnew = fg.Scaffnew(lr=ETA, p=0.1)
+    q.simulate(scaffnew, callbacks=[watch], rounds=8, participation=participation)  # the steps are unequal
     assert float(watch.sum) < 1e-12
+
+
+@pytest.mark.parametrize("local", [fg.SGD(momentum=0.5), fg.Adam(), fg.AdamW()], ids=str)
+def test_scaffnew_refuses_optimizers_whose_steps_are_not_of_one_gradient(local):
+    with pytest.raises(fg.InputError, match=r"local = .*: expected SGD without momentum"):
+        fg.Scaffnew(lr=ETA, local=local)
+
+
+@pytest.mark.parametrize(
+    ("p", "steps", "warned"),
+    [
+        (0.1, fg.Constant(100), "for 10 steps a round, but the schedule has 100 .* p = 0.01, .*diverge"),
+        (0.1, fg.Constant(2), "has 2 on average.* p = 0.5, .*slowly"),
+        (0.1, fg.Geometric(0.1), None),
+        (0.06, None, None),
+    ],
+)  # fmt: skip
+def test_scaffnew_warns_of_a_p_that_does_not_fit_the_steps(p, steps, warned, caplog):
+    quadratics().simulate(fg.Scaffnew(lr=0.001, p=p), rounds=20, steps=steps)
+    assert not caplog.text if warned is None else re.search(warned, caplog.text)
 
 
 @pytest.mark.parametrize("name", ["feddyn", "scaffnew"])

@@ -370,6 +370,7 @@ class Simulated:
                 self.ranks.total,
                 aggregate=self.setup.aggregate,
                 layout=self.roster.layout,
+                mean_steps=self._mean_steps,
             )
         )
         if server.algorithm.traits.start == "nothing":
@@ -377,6 +378,13 @@ class Simulated:
         once = np.ones(len(everyone), np.int64)
         epochs = epoch_steps(self.federation.sizes, self.setup.batch_size)
         return self._spent(0, everyone, Cost(down=once, up=once, extra_steps=epochs), 0 * once)[0]
+
+    def _mean_steps(self) -> float:
+        """Return Kbar over all clients in the first rounds: 20, or fewer with very many clients."""
+        M = self.federation.num_clients
+        rounds = max(1, min(self.setup.rounds, 20, 1_000_000 // M))
+        counts = (checked_counts(self.steps, round, M, self.setup.seed) for round in range(rounds))
+        return sum(float(self.federation.weights @ K) for K in counts) / rounds
 
     def restore(self, server: Server, checkpoint: Checkpoint) -> None:
         """Bring a server to its state at a checkpoint."""
