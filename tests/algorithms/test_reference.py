@@ -156,6 +156,16 @@ def test_fedagrac_follows_a_calibration_schedule():
     assert_agrees(ours, reference.fedagrac(*problem(), lam=lambda t: 0.1 if t < 2 else 0.5 if t < 5 else 1.0))
 
 
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "1", None])
+@pytest.mark.parametrize("kind", [fg.FedaGrac, partial(fg.DiLoCo, merge="calibrated")], ids=["fedagrac", "diloco"])
+def test_a_calibration_schedule_is_checked_in_every_round(kind, value):
+    with pytest.raises(fg.InputError, match=r"calibration in round 1 = .*: expected a number of at least 0"):
+        kind(lr=ETA, calibration=lambda t: value)
+    later = kind(lr=ETA, calibration=lambda t: 1.0 if t < 2 else value)
+    with pytest.raises(fg.InputError, match=r"calibration in round 3 = .*: expected a number of at least 0"):
+        quadratics().simulate(later)
+
+
 def test_tiny_steps_use_the_accumulated_mean_gradient():
     """Below eta K = 0.01 the mean is accumulated; the trajectory still equals that of the paper."""
     q = quadratics()

@@ -96,10 +96,9 @@ class FedaGrac(Algorithm):
 
     def check(self) -> None:
         """Check every setting."""
-        if not callable(self.calibration):
-            if isinstance(self.calibration, str):
-                raise InputError("calibration", self.calibration, "a number of at least 0, or a schedule")
-            non_negative("calibration", self.calibration)
+        if isinstance(self.calibration, str):
+            raise InputError("calibration", self.calibration, "a number of at least 0, or a schedule")
+        self.calibration_in(0)
         one_of("transmit", self.transmit, NAMES)
         if self.first_steps not in ("epoch", "pass"):
             if isinstance(self.first_steps, str):
@@ -109,6 +108,13 @@ class FedaGrac(Algorithm):
         one_of("init", self.init, ["full", "zeros"])
         one_of("orientation", self.orientation, ["cached", "cohort"])
         flag("economical", self.economical)
+
+    def calibration_in(self, rounds_done: int) -> float:
+        """Return lambda after so many rounds; refuse what is not a number of at least 0."""
+        if callable(self.calibration):
+            given = self.calibration(rounds_done)
+            return non_negative(f"calibration in round {rounds_done + 1}", given)
+        return non_negative("calibration", self.calibration)
 
     def transmits_first(self, cohort: Cohort) -> npt.NDArray[np.bool_]:
         """Return which members transmit their first gradient instead of their mean gradient (line 14), [m]."""
@@ -137,8 +143,7 @@ class FedaGrac(Algorithm):
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
         """Return a plan with c_i = lambda (nu - nu_i) (lines 5 and 9), mu = 0, eta_i = eta."""
-        lam = self.calibration(cohort.round) if callable(self.calibration) else self.calibration
-        c = lam * (state["nu"].to(rows["nu"].dtype) - rows["nu"])
+        c = self.calibration_in(cohort.round) * (state["nu"].to(rows["nu"].dtype) - rows["nu"])
         first_steps = np.where(self.transmits_first(cohort), self.averaged(cohort), 0)
         return Plan.of(
             cohort.steps, self.lr_in(cohort), correction=c, first_steps=first_steps, mean=True, local=self.local
