@@ -211,26 +211,29 @@ def fedlesam(problem, n, K, x, eta, cohorts, rho):
     return path
 
 
-def fedper(problem, n, K, x, eta, cohorts, personal):
-    """`personal` marks the client's own coordinates. Return the models of the server and of all clients."""
+def fedper(problem, n, K, x, eta, cohorts, personal, server=lambda delta: delta):
+    """`personal` marks the client's own coordinates. Return the models of the server and of all clients.
+
+    `server` is the rule of the server for the shared coordinates: what is added to x.
+    """
     own, path = {i: x.copy() for i in range(len(n))}, []
     for step, clients in rounds_of(eta, cohorts):
         y = {i: np.where(personal, own[i], x) for i in clients}
         y = {i: descend(lambda z, i=i: problem.gradient(i, z), y[i], K[i], step) for i in clients}
-        x = np.where(personal, x, mean(share(n, clients), y))
+        x = np.where(personal, x, x + server(mean(share(n, clients), y) - x))
         own |= y
         path.append([x, *(np.where(personal, own[i], x) for i in range(len(n)))])
     return path
 
 
-def ditto(problem, n, K, x, eta, cohorts, mu):
+def ditto(problem, n, K, x, eta, cohorts, mu, server=lambda delta: delta):
     """Algorithm 1 of Li et al. Return the models of the server and of all clients."""
     v, path = {i: x.copy() for i in range(len(n))}, []
     for step, clients in rounds_of(eta, cohorts):
         y = {i: descend(lambda z, i=i: problem.gradient(i, z), x, K[i], step) for i in clients}
         for i in clients:
             v[i] = descend(lambda z, i=i, x=x: problem.gradient(i, z) + mu * (z - x), v[i], K[i], step)
-        x = mean(share(n, clients), y)
+        x = x + server(mean(share(n, clients), y) - x)
         path.append([x, *(v[i] for i in range(len(n)))])
     return path
 

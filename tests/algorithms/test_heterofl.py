@@ -132,6 +132,15 @@ def test_what_has_no_known_sub_network_is_refused(module, options, message):
         fg.simulate(module, fed, fg.HeteroFL(lr=0.1, levels=(1.0, 0.5, 0.25)), **options)
 
 
+def test_a_server_optimizer_around_it_refuses_the_same():
+    around = fg.FedAvgM(lr=0.1, inner=fg.HeteroFL(lr=0.1))
+    fed, norm = fg.Federation.from_arrays([digits()] * 3), nn.LayerNorm(8)
+    with pytest.raises(fg.InputError, match="LayerNorm"):
+        fg.simulate(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), norm, nn.Linear(8, 3)), fed, around)
+    with pytest.raises(fg.InputError, match="aggregate"):
+        fg.simulate(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), fed, around, aggregate=fg.Median())
+
+
 def test_a_frozen_head_is_refused_because_a_hidden_layer_would_be_taken_for_it():
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 3)).double()
     module[2].requires_grad_(False)

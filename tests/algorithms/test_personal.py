@@ -77,6 +77,31 @@ def test_the_models_of_all_clients_are_those_of_the_papers_equations(name, parti
     assert np.abs(ours - theirs).max() <= 1e-10 * np.abs(theirs).max()
 
 
+@pytest.mark.parametrize("inner", ["fedper", "ditto"])
+@pytest.mark.parametrize("outer", ["fedavgm", "fedadam"])
+def test_a_server_optimizer_moves_the_shared_coordinates_and_clients_keep_their_own(outer, inner):
+    inside, rule, options = CASES[inner]
+    settings = {"momentum": 0.7, "server_lr": 0.8}
+    server = reference.heavy_ball(**settings)
+    if outer == "fedadam":
+        settings = {"server_lr": 0.1, "beta1": 0.8, "beta2": 0.9, "tau": 0.01}
+        server = reference.adaptive("fedadam", **settings)
+    q, ours = quadratics(), path_of(fg.algorithm(outer, lr=LR, inner=inside, **settings), participation=3)
+    theirs = np.array(rule(q, SIZES, K, q.start(), ETAS, cohorts(3, ROUNDS), server=server, **options))
+    assert np.abs(ours - theirs).max() <= 1e-10 * np.abs(theirs).max()
+
+
+def test_a_server_optimizer_around_fedbn_without_momentum_is_fedbn():
+    data = [blobs(0, 20), blobs(1, 35)]
+    fed = fg.Federation.from_arrays(data, tests=data)
+    alone, around = (
+        fg.simulate(with_batch_norm(), fed, algorithm, rounds=3, steps=fg.Explicit([[2, 5]]), device="cpu")
+        for algorithm in (fg.FedBN(lr=0.1), fg.FedAvgM(lr=0.1, momentum=0.0, inner=fg.FedBN(lr=0.1)))
+    )
+    assert torch.equal(alone.vector, around.vector)
+    assert np.array_equal(alone.per_client.loss, around.per_client.loss)
+
+
 def test_the_global_model_of_ditto_is_that_of_fedavg_exactly():
     kept = []
 

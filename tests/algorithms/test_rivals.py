@@ -14,6 +14,7 @@ from quadratics import SIZES, K, Trace, cohorts, quadratics
 
 ETA = 0.02
 ROUNDS = 6
+LR = fg.schedule.Exponential(0.1, 0.9)
 SETTINGS = {
     "all clients": (None, ETA, ETA),
     "a cohort, and lr falls": (3, fg.schedule.Exponential(0.03, 0.6), [0.03 * 0.6**t for t in range(ROUNDS)]),
@@ -77,7 +78,7 @@ def test_without_its_own_part_each_is_fedavg_exactly(name):
 
 
 def test_without_momentum_fedavgm_is_the_algorithm_inside_exactly():
-    for inner in (None, fg.FedaGrac(lr=1.0), fg.Scaffold(lr=1.0), fg.FedNova(lr=1.0)):
+    for inner in (None, fg.FedaGrac(lr=ETA), fg.Scaffold(lr=ETA), fg.FedNova(lr=ETA)):
         wrapped = fg.FedAvgM(lr=ETA, momentum=0.0, inner=inner)
         alone = fg.FedAvg(lr=ETA) if inner is None else type(inner)(lr=ETA)
         assert np.array_equal(path_of(wrapped), path_of(alone))
@@ -121,8 +122,47 @@ def test_under_a_robust_rule_one_long_update_does_not_set_the_server_step_of_fed
 
 def test_a_server_optimizer_goes_around_fedagrac_and_keeps_its_orientation():
     q, trace = quadratics(), Trace()
-    q.simulate(fg.FedAvgM(lr=ETA, momentum=0.3, inner=fg.FedaGrac(lr=1.0)), callbacks=[trace], rounds=200)
+    q.simulate(fg.FedAvgM(lr=ETA, momentum=0.3, inner=fg.FedaGrac(lr=ETA)), callbacks=[trace], rounds=200)
     assert np.abs(trace.x[-1] - q.minimiser()).max() < 1e-6
+
+
+def test_a_server_optimizer_asks_the_algorithm_inside_in_every_hook():
+    """What a server optimizer does not pass on would be the default of the base class, silently."""
+    hooks = {name for name, value in vars(fg.Algorithm).items() if callable(value) or isinstance(value, property)}
+    own = {"__post_init__", "papers", "lr_in", "name"}  # one lr and one local optimizer hold for the whole
+    passed_on = {name for name in hooks if name in vars(fg.ServerOptimizer)}
+    assert {name for name in hooks - passed_on if not name.startswith("__") or name in own} == own
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: fg.FedAdam(lr=0.1, inner=fg.Scaffold(lr=0.01)),
+            r"inner.lr = 0.01: expected the lr of the whole, 0.1",
+        ),
+        (
+            lambda: fg.FedAvgM(lr=LR, inner=fg.FedAvg(lr=fg.schedule.Exponential(0.1, 0.8))),
+            r"inner.lr = Exponential\(first=0.1, factor=0.8\)",
+        ),
+        (
+            lambda: fg.FedAdam(lr=0.1, inner=fg.FedAvg(lr=0.1, local=fg.SGD(momentum=0.9))),
+            r"inner.local = SGD\(momentum=0.9\): expected the local optimizer of the whole, SGD\(\)",
+        ),
+        (lambda: fg.FedAvgM(lr=0.1, inner=fg.DiLoCo(lr=0.1)), r"inner.local = AdamW\(weight_decay=0.1\)"),
+    ],
+)
+def test_a_setting_inside_that_the_whole_does_not_have_is_refused(make, message):
+    with pytest.raises(fg.InputError, match=message):
+        make()
+
+
+def test_the_lr_and_the_local_optimizer_of_the_whole_hold_inside():
+    local = fg.SGD(momentum=0.9)
+    for inner in (fg.FedNova(lr=LR), fg.FedNova(lr=fg.schedule.Exponential(0.1, 0.9), local=local)):
+        whole = fg.FedAvgM(lr=LR, local=local, inner=inner)
+        assert whole.inside == fg.FedNova(lr=LR, local=local)
+    assert whole.with_lr(0.3).inside == fg.FedNova(lr=0.3, local=local)
 
 
 def test_one_server_optimizer_inside_another_is_refused():
