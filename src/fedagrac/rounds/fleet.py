@@ -426,7 +426,10 @@ class Simulated:
         for server in servers:
             self._gradients.buffers_of = server.buffers_of
             whole = self.draw(server.rounds_done)
-            orders.append(server.plan(whole, self.local(whole)))
+            order = server.plan(whole, self.local(whole))
+            if order.plan.gradient:
+                order = order.with_gradients(order.cohort.gradients(order.x))
+            orders.append(order)
         results = self._execute(orders)
         if self.x.is_cuda:  # it works on the results until somebody reads a number
             self.draw_ahead(orders[0].whole.round + 1)
