@@ -232,8 +232,9 @@ def test_a_module_whose_sub_networks_would_be_others_is_refused_by_name(module, 
         after_convolution(nn.Sequential(nn.ReLU(), nn.AvgPool2d(1))),
         nn.Sequential(nn.Flatten(), nn.LayerNorm(64, elementwise_affine=False), nn.Linear(64, 8), nn.Linear(8, 3)),
         nn.Sequential(*after(nn.Identity()), nn.LogSoftmax(1)),
+        Through(lambda h, x: h.view(len(x), -1)),
     ],
-    ids=["dropout", "pooling", "a norm of the input", "a softmax of the output"],
+    ids=["dropout", "pooling", "a norm of the input", "a softmax of the output", "a length"],
 )
 def test_layers_without_parameters_that_treat_channels_alike_or_whole_are_accepted(module):
     layout = fg.models.VectorModel(module).layout

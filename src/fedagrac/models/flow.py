@@ -28,7 +28,7 @@ def follow(module: nn.Module) -> Flow:
         >>> [(call.layer, sorted(call.reads)) for call in flow.calls], sorted(flow.output)
         ([('0', ['<input>']), ('1', ['0']), ('2', ['0'])], ['2'])
     """
-    tracer = fx.Tracer()
+    tracer = _Tracer()
     if tracer.is_leaf_module(module, ""):
         made = frozenset([""]) if _makes_channels(module) else frozenset([INPUT])
         return Flow((Call("", _kind(module), frozenset([INPUT])),), made)
@@ -38,6 +38,21 @@ def follow(module: nn.Module) -> Flow:
     except Exception as error:  # whatever a module does with a stand-in for a tensor
         return Flow(unknown=str(error).strip().split("\n")[0] or type(error).__name__)
     return _flow(graph, dict(module.named_modules()))
+
+
+class _StandIn(fx.Proxy):
+    """What stands for a tensor in a traced forward pass. It has a length, so that a module may ask for it."""
+
+    def __len__(self) -> int:
+        return 2  # samples; what the layers read does not depend on how many there are
+
+
+class _Tracer(fx.Tracer):
+    """Traces a module with stand-ins that have a length."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Return the stand-in for the value of a node."""
+        return _StandIn(node, self)
 
 
 def _flow(graph: fx.Graph, layers: Mapping[str, nn.Module]) -> Flow:
