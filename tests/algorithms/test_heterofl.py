@@ -1,5 +1,6 @@
 """HeteroFL: sub-networks are narrower modules, and a coordinate is averaged over the clients that hold it."""
 
+import copy
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import nn
 
 import fedagrac as fg
 import numpy_rivals as reference
+from fedagrac.models.flow import _recorded, follow
 from quadratics import SIZES, D, K, cohorts, quadratics
 
 ETA, ROUNDS, LEVELS = 0.01, 5, (1.0, 0.5, 0.3)
@@ -192,6 +194,17 @@ class Through(nn.Module):
         return self.head(self.function(self.body(x), x))
 
 
+class Using(nn.Module):
+    """Two layers, and a function of the input and of the weights of the first."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.body, self.head, self.function = nn.Linear(64, 8), nn.Linear(8, 3), function
+
+    def forward(self, x):
+        return self.head(self.body(self.function(x.flatten(1), self.body.weight)))
+
+
 def after(layer, channels=8):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, channels), layer, nn.ReLU(), nn.Linear(channels, 3))
 
@@ -216,7 +229,6 @@ def after_convolution(layer):
         (Through(lambda h, x: nn.functional.layer_norm(h, (8,))), r"model = 'layer_norm'"),
         (Through(lambda h, x: torch.cat([h, h], 1), 16), r"model = 'cat'"),
         (Through(lambda h, x: h + x[:, :8]), r"model layer head = 'Linear of <input>, body'"),
-        (Through(lambda h, x: h if x.sum() > 0 else -h), r"model = 'an unknown order of layers': .*control flow"),
     ],
 )  # fmt: skip
 def test_a_module_whose_sub_networks_would_be_others_is_refused_by_name(module, message):
@@ -233,12 +245,49 @@ def test_a_module_whose_sub_networks_would_be_others_is_refused_by_name(module, 
         nn.Sequential(nn.Flatten(), nn.LayerNorm(64, elementwise_affine=False), nn.Linear(64, 8), nn.Linear(8, 3)),
         nn.Sequential(*after(nn.Identity()), nn.LogSoftmax(1)),
         Through(lambda h, x: h.view(len(x), -1)),
+        Using(lambda x, weight: x.to(weight.dtype)),
     ],
-    ids=["dropout", "pooling", "a norm of the input", "a softmax of the output", "a length"],
+    ids=["dropout", "pooling", "a norm of the input", "a softmax of the output", "a length", "a type"],
 )
 def test_layers_without_parameters_that_treat_channels_alike_or_whole_are_accepted(module):
     layout = fg.models.VectorModel(module).layout
     fg.HeteroFL(lr=0.1, levels=(1.0, 0.5)).check_model(layout, None)
+
+
+BRANCHES = Through(lambda h, x: torch.relu(h) if x.sum() > 0 else h.view(*h.shape))
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (BRANCHES, None),
+        (nn.Sequential(BRANCHES, nn.LogSoftmax(1)), None),
+        (Through(lambda h, x: nn.functional.softmax(h, 1).view(*h.shape)), r"model = 'softmax'"),
+        (Through(lambda h, x: torch.cat([h, h], 1).view(-1, *[16]) if x.sum() else h, 16), r"model = 'cat'"),
+        (Through(lambda h, x: h + x[:, :8] if x.sum() else h), r"model layer head = 'Linear of <input>, body'"),
+        (Using(lambda x, w: x + (x @ w.T @ w if x.sum() else x)), r"model parameter body.weight = 'used outside"),
+    ],
+)
+def test_a_module_that_cannot_be_traced_is_recorded_while_it_computes(module, message):
+    layout = fg.models.VectorModel(module).layout
+    assert layout.flow().unknown
+    with pytest.raises(fg.InputError, match=r"model = 'an unknown order of layers': expected .*trace"):
+        fg.HeteroFL(lr=0.1, levels=(1.0, 0.5)).check_model(layout, None)  # there are no data
+    fed, narrow = fg.Federation.from_arrays([digits()] * 3), fg.HeteroFL(lr=0.1, levels=(1.0, 0.5))
+    if message is None:
+        fg.simulate(module, fed, narrow, rounds=1, steps=1)
+    else:
+        with pytest.raises(fg.InputError, match=message):
+            fg.simulate(module, fed, narrow, rounds=1, steps=1)
+
+
+def test_a_recorded_pass_reads_what_a_traced_one_does():
+    module = fg.models.build("resnet20", classes=3)
+    traced = follow(module)
+    recorded = _recorded(copy.deepcopy(module), (torch.zeros(2, 3, 32, 32),), {})
+    layers = [[call for call in flow.calls if call.layer is not None] for flow in (traced, recorded)]
+    assert layers[0] == layers[1]
+    assert (traced.output, traced.apart) == (recorded.output, recorded.apart) == ({"head"}, ())
 
 
 @pytest.mark.parametrize("norm", [lambda c: None, nn.InstanceNorm1d], ids=["none", "instance norm"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ class VectorModel:
         names, parameters: the trainable parameters in the order of the vector.
         size: d, the length of the vector.
         buffers: the buffers that a forward pass changes, as another vector.
+        example: arguments of the module for a few samples, positional and by name; None if there are no data.
 
     Examples:
         >>> model = VectorModel(torch.nn.Linear(3, 2))
@@ -76,6 +77,7 @@ class VectorModel:
         self._sizes = [p.numel() for p in self.parameters]
         self.size = sum(self._sizes)
         self.buffers = Buffers(self.module)
+        self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._flow: Flow | None = None
 
     def initial(self) -> Tensor:
@@ -121,7 +123,7 @@ class VectorModel:
     def _follow(self) -> Flow:
         """Return what the module computes from what. It is traced when it is first asked for."""
         if self._flow is None:
-            self._flow = follow(self.module)
+            self._flow = follow(self.module, self.example)
         return self._flow
 
     @property
