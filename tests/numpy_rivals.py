@@ -1,11 +1,17 @@
 """The algorithms beside the paper's, in plain NumPy, written from their own papers' equations.
 
 Every function takes `problem` (gradient(i, x), the client's full gradient), n (sample counts of all clients), K
-(steps of all clients), x, eta and `cohorts`, the clients that take part in each round. It returns the models after
-every round. Full batches, so a gradient over "the same batch" is the full gradient.
+(steps of all clients), x, eta (a number, or one for each round) and `cohorts`, the clients that take part in each
+round. It returns the models after every round. Full batches, so a gradient over "the same batch" is the full
+gradient.
 """
 
 import numpy as np
+
+
+def rounds_of(eta, cohorts):
+    """Return the step size and the clients of every round."""
+    return zip([eta] * len(cohorts) if np.isscalar(eta) else eta, cohorts, strict=True)
 
 
 def share(n, clients):
@@ -18,37 +24,31 @@ def mean(weights, vectors):
     return sum(weights[i] * vectors[i] for i in weights)
 
 
-def descend(direction, x, steps, eta):
-    y = x.copy()
+def descend(direction, x, steps, eta, momentum=0.0):
+    y, b = x.copy(), 0.0 * x
     for _ in range(steps):
-        y = y - eta * direction(y)
+        b = momentum * b + direction(y)
+        y = y - eta * b
     return y
 
 
-def server_optimizer(problem, n, K, x, eta, cohorts, rule):
-    """Local SGD; `rule(delta, memory)` returns what is added to x for delta = mean(x_i) - x."""
-    path, memory = [], {}
-    for clients in cohorts:
-        y = {i: descend(lambda z, i=i: problem.gradient(i, z), x, K[i], eta) for i in clients}
-        x = x + rule(mean(share(n, clients), y) - x, memory)
-        path.append(x)
-    return path
+def heavy_ball(momentum, server_lr):
+    """Return FedAvgM's rule of the server: what is added to x for delta = (next model of the algorithm) - x."""
+    memory = {"v": 0.0}
 
-
-def fedavgm(problem, n, K, x, eta, cohorts, momentum, server_lr):
-    def rule(delta, memory):
-        memory["v"] = momentum * memory.get("v", 0) - delta
+    def rule(delta):
+        memory["v"] = momentum * memory["v"] - delta
         return -server_lr * memory["v"]
 
-    return server_optimizer(problem, n, K, x, eta, cohorts, rule)
+    return rule
 
 
-def fedopt(problem, n, K, x, eta, cohorts, kind, server_lr, beta1, beta2, tau):
-    """Algorithm 2 of Reddi et al.: v_{-1} = tau^2."""
+def adaptive(kind, server_lr, beta1, beta2, tau):
+    """Return the rules of Reddi et al., Algorithm 2: v_{-1} = tau^2."""
+    memory = {"m": 0.0, "v": tau**2}
 
-    def rule(delta, memory):
-        m = beta1 * memory.get("m", np.zeros_like(delta)) + (1 - beta1) * delta
-        v = memory.get("v", np.full_like(delta, tau**2))
+    def rule(delta):
+        m, v = beta1 * memory["m"] + (1 - beta1) * delta, memory["v"]
         if kind == "fedadagrad":
             v = v + delta**2
         elif kind == "fedyogi":
@@ -58,16 +58,34 @@ def fedopt(problem, n, K, x, eta, cohorts, kind, server_lr, beta1, beta2, tau):
         memory.update(m=m, v=v)
         return server_lr * m / (np.sqrt(v) + tau)
 
-    return server_optimizer(problem, n, K, x, eta, cohorts, rule)
+    return rule
+
+
+def server_optimizer(problem, n, K, x, eta, cohorts, rule):
+    """Local SGD with a rule of the server."""
+    path = []
+    for step, clients in rounds_of(eta, cohorts):
+        y = {i: descend(lambda z, i=i: problem.gradient(i, z), x, K[i], step) for i in clients}
+        x = x + rule(mean(share(n, clients), y) - x)
+        path.append(x)
+    return path
+
+
+def fedavgm(problem, n, K, x, eta, cohorts, **settings):
+    return server_optimizer(problem, n, K, x, eta, cohorts, heavy_ball(**settings))
+
+
+def fedopt(problem, n, K, x, eta, cohorts, **settings):
+    return server_optimizer(problem, n, K, x, eta, cohorts, adaptive(**settings))
 
 
 def feddyn(problem, n, K, x, eta, cohorts, alpha):
     """h_i is the client's last regularized gradient; the server's h is the mean over all clients."""
     everyone = share(n, range(len(n)))
     h_local, path = {i: np.zeros_like(x) for i in everyone}, []
-    for clients in cohorts:
+    for step, clients in rounds_of(eta, cohorts):
         y = {
-            i: descend(lambda z, i=i, x=x: problem.gradient(i, z) - h_local[i] + alpha * (z - x), x, K[i], eta)
+            i: descend(lambda z, i=i, x=x: problem.gradient(i, z) - h_local[i] + alpha * (z - x), x, K[i], step)
             for i in clients
         }
         for i in clients:
@@ -77,26 +95,30 @@ def feddyn(problem, n, K, x, eta, cohorts, alpha):
     return path
 
 
-def fedcm(problem, n, K, x, eta, cohorts, alpha, server_lr):
+def fedcm(problem, n, K, x, eta, cohorts, alpha, server_lr, momentum=0.0):
+    """With momentum, the gradient with j steps after it enters x~ - x_i with 1 + r + ... + r^j."""
+    work = [sum(momentum**power for j in range(k) for power in range(j + 1)) for k in K]  # K without momentum
     delta, path = np.zeros_like(x), []
-    for clients in cohorts:
-        w = share(n, clients)
-        y = {
-            i: descend(lambda z, i=i, d=delta: alpha * problem.gradient(i, z) + (1 - alpha) * d, x, K[i], eta)
-            for i in clients
-        }
-        delta = mean(w, {i: (x - y[i]) / (eta * K[i]) for i in clients})
-        x = x - server_lr * eta * sum(w[i] * K[i] for i in clients) * delta
+    for step, clients in rounds_of(eta, cohorts):
+        w, y = share(n, clients), {}
+        for i in clients:
+
+            def direction(z, i=i, delta=delta):
+                return alpha * problem.gradient(i, z) + (1 - alpha) * delta
+
+            y[i] = descend(direction, x, K[i], step, momentum)
+        delta = mean(w, {i: (x - y[i]) / (step * work[i]) for i in clients})
+        x = x - server_lr * step * mean(w, work) * delta
         path.append(x)
     return path
 
 
 def fedacg(problem, n, K, x, eta, cohorts, momentum, mu):
     m, path = np.zeros_like(x), []
-    for clients in cohorts:
+    for step, clients in rounds_of(eta, cohorts):
         z0 = x + momentum * m
         y = {
-            i: descend(lambda z, i=i, z0=z0: problem.gradient(i, z) + mu * (z - z0), z0, K[i], eta)
+            i: descend(lambda z, i=i, z0=z0: problem.gradient(i, z) + mu * (z - z0), z0, K[i], step)
             for i in clients
         }
         m = momentum * m + mean(share(n, clients), {i: y[i] - z0 for i in clients})
@@ -107,7 +129,7 @@ def fedacg(problem, n, K, x, eta, cohorts, momentum, mu):
 
 def mime(problem, n, K, x, eta, cohorts, momentum, lite):
     m, path = np.zeros_like(x), []
-    for clients in cohorts:
+    for step, clients in rounds_of(eta, cohorts):
         w = share(n, clients)
         c = mean(w, {i: problem.gradient(i, x) for i in clients})
 
@@ -117,7 +139,7 @@ def mime(problem, n, K, x, eta, cohorts, momentum, lite):
                 g = g - problem.gradient(i, x) + c
             return (1 - momentum) * g + momentum * m
 
-        y = {i: descend(lambda z, i=i: direction(z, i), x, K[i], eta) for i in clients}
+        y = {i: descend(lambda z, i=i: direction(z, i), x, K[i], step) for i in clients}
         m = (1 - momentum) * c + momentum * m
         x = mean(w, y)
         path.append(x)
@@ -125,24 +147,24 @@ def mime(problem, n, K, x, eta, cohorts, momentum, lite):
 
 
 def fedvarp(problem, n, K, x, eta, cohorts, server_lr, mifa):
+    """The server keeps G_i = (x~ - x_i) / eta of the client's last round."""
     everyone = share(n, range(len(n)))
-    last, path = {i: np.zeros_like(x) for i in everyone}, []
-    for clients in cohorts:
+    G, path = {i: np.zeros_like(x) for i in everyone}, []
+    for step, clients in rounds_of(eta, cohorts):
         w = share(n, clients)
-        update = {i: x - descend(lambda z, i=i: problem.gradient(i, z), x, K[i], eta) for i in clients}
-        before = mean(everyone, last)
-        reduced = mean(w, {i: update[i] - last[i] for i in clients}) + before
-        last.update(update)
-        x = x - server_lr * (mean(everyone, last) if mifa else reduced)
+        new = {i: (x - descend(lambda z, i=i: problem.gradient(i, z), x, K[i], step)) / step for i in clients}
+        reduced = mean(w, {i: new[i] - G[i] for i in clients}) + mean(everyone, G)
+        G.update(new)
+        x = x - server_lr * step * (mean(everyone, G) if mifa else reduced)
         path.append(x)
     return path
 
 
 def fedexp(problem, n, K, x, eta, cohorts, eps):
     path = []
-    for clients in cohorts:
+    for step, clients in rounds_of(eta, cohorts):
         w = share(n, clients)
-        D = {i: x - descend(lambda z, i=i: problem.gradient(i, z), x, K[i], eta) for i in clients}
+        D = {i: x - descend(lambda z, i=i: problem.gradient(i, z), x, K[i], step) for i in clients}
         average = mean(w, D)
         spread = sum(w[i] * D[i] @ D[i] for i in clients)
         x = x - max(1.0, spread / (2 * (average @ average + eps))) * average
@@ -152,11 +174,11 @@ def fedexp(problem, n, K, x, eta, cohorts, eps):
 
 def scaffnew(problem, n, K, x, eta, cohorts, p):
     h, path = {i: np.zeros_like(x) for i in range(len(n))}, []
-    for clients in cohorts:
-        y = {i: descend(lambda z, i=i: problem.gradient(i, z) - h[i], x, K[i], eta) for i in clients}
+    for step, clients in rounds_of(eta, cohorts):
+        y = {i: descend(lambda z, i=i: problem.gradient(i, z) - h[i], x, K[i], step) for i in clients}
         x = mean(share(n, clients), y)
         for i in clients:
-            h[i] = h[i] + p / eta * (x - y[i])
+            h[i] = h[i] + p / step * (x - y[i])
         path.append(x)
     return path
 
@@ -167,8 +189,8 @@ def fedsam(problem, n, K, x, eta, cohorts, rho):
         return problem.gradient(i, z + rho * g / np.linalg.norm(g))
 
     path = []
-    for clients in cohorts:
-        y = {i: descend(lambda z, i=i: direction(z, i), x, K[i], eta) for i in clients}
+    for step, clients in rounds_of(eta, cohorts):
+        y = {i: descend(lambda z, i=i: direction(z, i), x, K[i], step) for i in clients}
         x = mean(share(n, clients), y)
         path.append(x)
     return path
@@ -176,39 +198,42 @@ def fedsam(problem, n, K, x, eta, cohorts, rho):
 
 def fedlesam(problem, n, K, x, eta, cohorts, rho):
     received, path = {}, []
-    for clients in cohorts:
+    for step, clients in rounds_of(eta, cohorts):
         y = {}
         for i in clients:
             back = received.get(i, x) - x
             length = np.linalg.norm(back)
             p = rho * back / length if length > 0 else 0 * x
-            y[i] = descend(lambda z, i=i, p=p: problem.gradient(i, z + p), x, K[i], eta)
+            y[i] = descend(lambda z, i=i, p=p: problem.gradient(i, z + p), x, K[i], step)
             received[i] = x
         x = mean(share(n, clients), y)
         path.append(x)
     return path
 
 
-def fedper(problem, n, K, x, eta, cohorts, personal):
-    """`personal` marks the client's own coordinates. Return the models of the server and of all clients."""
+def fedper(problem, n, K, x, eta, cohorts, personal, server=lambda delta: delta):
+    """`personal` marks the client's own coordinates. Return the models of the server and of all clients.
+
+    `server` is the rule of the server for the shared coordinates: what is added to x.
+    """
     own, path = {i: x.copy() for i in range(len(n))}, []
-    for clients in cohorts:
+    for step, clients in rounds_of(eta, cohorts):
         y = {i: np.where(personal, own[i], x) for i in clients}
-        y = {i: descend(lambda z, i=i: problem.gradient(i, z), y[i], K[i], eta) for i in clients}
-        x = np.where(personal, x, mean(share(n, clients), y))
+        y = {i: descend(lambda z, i=i: problem.gradient(i, z), y[i], K[i], step) for i in clients}
+        x = np.where(personal, x, x + server(mean(share(n, clients), y) - x))
         own |= y
         path.append([x, *(np.where(personal, own[i], x) for i in range(len(n)))])
     return path
 
 
-def ditto(problem, n, K, x, eta, cohorts, mu):
+def ditto(problem, n, K, x, eta, cohorts, mu, server=lambda delta: delta):
     """Algorithm 1 of Li et al. Return the models of the server and of all clients."""
     v, path = {i: x.copy() for i in range(len(n))}, []
-    for clients in cohorts:
-        y = {i: descend(lambda z, i=i: problem.gradient(i, z), x, K[i], eta) for i in clients}
+    for step, clients in rounds_of(eta, cohorts):
+        y = {i: descend(lambda z, i=i: problem.gradient(i, z), x, K[i], step) for i in clients}
         for i in clients:
-            v[i] = descend(lambda z, i=i, x=x: problem.gradient(i, z) + mu * (z - x), v[i], K[i], eta)
-        x = mean(share(n, clients), y)
+            v[i] = descend(lambda z, i=i, x=x: problem.gradient(i, z) + mu * (z - x), v[i], K[i], step)
+        x = x + server(mean(share(n, clients), y) - x)
         path.append([x, *(v[i] for i in range(len(n)))])
     return path
 
@@ -220,7 +245,7 @@ def heterofl(data, n, K, weights, eta, cohorts, levels, scaler):
     """
     W1, W2 = weights
     h, path = len(W1), []
-    for clients in cohorts:
+    for step, clients in rounds_of(eta, cohorts):
         omega, total, held = share(n, clients), [0.0 * W1, 0.0 * W2], [0.0 * W1, 0.0 * W2]
         for i in clients:
             r = levels[i % len(levels)]
@@ -232,7 +257,7 @@ def heterofl(data, n, K, weights, eta, cohorts, levels, scaler):
                 error = (H @ V.T)[:, 0] - b
                 dV = error @ H / len(b)
                 dU = s * np.outer(V[0], error @ A) / len(b)
-                U, V = U - eta * dU, V - eta * dV[None]
+                U, V = U - step * dU, V - step * dV[None]
             total[0][:k] += omega[i] * U
             held[0][:k] += omega[i]
             total[1][:, :k] += omega[i] * V
@@ -247,32 +272,32 @@ def heterofl(data, n, K, weights, eta, cohorts, levels, scaler):
 class AdamW:
     """The optimizer of Loshchilov and Hutter, Algorithm 2, with eta_t = 1 and a weight decay of lr * decay."""
 
-    def __init__(self, like, lr, decay, betas=(0.9, 0.999), eps=1e-8):
-        self.lr, self.decay, self.betas, self.eps = lr, decay, betas, eps
+    def __init__(self, like, decay, betas=(0.9, 0.999), eps=1e-8):
+        self.decay, self.betas, self.eps = decay, betas, eps
         self.m, self.v, self.t = np.zeros_like(like), np.zeros_like(like), 0
 
-    def step(self, x, g):
+    def step(self, x, g, lr):
         (b1, b2), self.t = self.betas, self.t + 1
         self.m = b1 * self.m + (1 - b1) * g
         self.v = b2 * self.v + (1 - b2) * g**2
         mhat, vhat = self.m / (1 - b1**self.t), self.v / (1 - b2**self.t)
-        return x - self.lr * (mhat / (np.sqrt(vhat) + self.eps) + self.decay * x)
+        return x - lr * (mhat / (np.sqrt(vhat) + self.eps) + self.decay * x)
 
 
 def diloco(problem, n, K, x, eta, cohorts, server_lr, momentum, merge, keep, decay, calibration):
     """Algorithm 1 of Douillard et al. with K_i inner steps, and Nesterov's momentum on the outer gradient."""
     everyone, path, velocity = share(n, range(len(n))), [], np.zeros_like(x)
     inner, nu = {}, {i: problem.gradient(i, x) for i in everyone}
-    for clients in cohorts:
+    for step, clients in rounds_of(eta, cohorts):
         w, y, c = share(n, clients), {}, mean(everyone, nu)
         for i in clients:
             if i not in inner or not keep:
-                inner[i] = AdamW(x, eta, decay)
+                inner[i] = AdamW(x, decay)
             y[i], gradients = x.copy(), []
             for _ in range(K[i]):
                 gradients.append(problem.gradient(i, y[i]))
                 correction = calibration * (c - nu[i]) if merge == "calibrated" else 0
-                y[i] = inner[i].step(y[i], gradients[-1] + correction)
+                y[i] = inner[i].step(y[i], gradients[-1] + correction, step)
             nu[i] = sum(gradients) / K[i]
         if merge == "work":
             steps = sum(w[i] * K[i] for i in clients)

@@ -78,6 +78,14 @@ def quadratics(seed=0, sizes=SIZES, d=D):
     return Quadratics(A, b)
 
 
+def cohorts(participation, rounds):
+    """Return the clients of every round, as a simulation with seed 0 draws them."""
+    if participation is None:
+        return [list(range(len(K)))] * rounds
+    drawn = fg.Participation(participation)
+    return [drawn.draw(t, np.array(SIZES) / sum(SIZES), 0)[0].tolist() for t in range(rounds)]
+
+
 class Trace(fg.Callback):
     """Keeps the global model after every round."""
 

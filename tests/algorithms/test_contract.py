@@ -382,6 +382,8 @@ class Tried:
         self.rows = algorithm.enter(self.state, cohort)
         self.asked_at_the_start, self.asked = self.asked, []
         self.plan = algorithm.plan(self.state, self.rows, cohort)
+        if self.plan.gradient:  # sent with the models
+            self.plan = dataclasses.replace(self.plan, at_start=torch.ones(n, 2, dtype=torch.float64))
         lr = torch.as_tensor(self.plan.lr * self.plan.steps)[:, None]
         correction = 0 if self.plan.correction is None else self.plan.correction
         gradient = torch.ones(n, 2, dtype=torch.float64)

@@ -6,7 +6,7 @@ import torch
 
 import fedagrac as fg
 import numpy_rivals as reference
-from quadratics import SIZES, K, Trace, quadratics
+from quadratics import SIZES, K, Trace, cohorts, quadratics
 
 ETA = 0.02
 ROUNDS = 6
@@ -19,33 +19,27 @@ def path_of(algorithm, **options):
     return np.array(trace.x)
 
 
-def cohorts(participation):
-    """Return the clients of every round, as the simulation draws them."""
-    if participation is None:
-        return [list(range(len(K)))] * ROUNDS
-    drawn = fg.Participation(participation)
-    return [drawn.draw(t, np.array(SIZES) / sum(SIZES), 0)[0].tolist() for t in range(ROUNDS)]
-
-
 def apart(a, b):
     return np.abs(a - b).max() / np.abs(b).max()
 
 
-@pytest.mark.parametrize("participation", [None, 3])
+@pytest.mark.parametrize(("participation", "factor"), [(None, 1.0), (3, 0.6)])
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("merge", ["weight", "work", "calibrated"])
-def test_every_round_is_that_of_the_papers_equations(merge, keep, participation):
+def test_every_round_is_that_of_the_papers_equations(merge, keep, participation, factor):
     options = {**SETTINGS, "merge": merge, "keep": keep, "calibration": 0.7}
-    ours = path_of(fg.DiLoCo(lr=ETA, local=fg.AdamW(weight_decay=0.1), **options), participation=participation)
-    q = quadratics()
-    theirs = reference.diloco(q, SIZES, K, q.start(), ETA, cohorts(participation), decay=0.1, **options)
+    lr = ETA if factor == 1 else fg.schedule.Exponential(ETA, factor)
+    ours = path_of(fg.DiLoCo(lr=lr, local=fg.AdamW(weight_decay=0.1), **options), participation=participation)
+    q, etas = quadratics(), [ETA * factor**t for t in range(ROUNDS)]
+    present = cohorts(participation, ROUNDS)
+    theirs = reference.diloco(q, SIZES, K, q.start(), etas, present, decay=0.1, **options)
     assert apart(ours, np.array(theirs)) <= 1e-10
 
 
 def test_the_defaults_are_the_papers():
     q = quadratics()
     theirs = reference.diloco(
-        q, SIZES, K, q.start(), ETA, cohorts(None), server_lr=0.7, momentum=0.9, merge="weight", keep=True,
+        q, SIZES, K, q.start(), ETA, cohorts(None, ROUNDS), server_lr=0.7, momentum=0.9, merge="weight", keep=True,
         decay=0.1, calibration=0.0,
     )  # fmt: skip
     assert apart(path_of(fg.algorithm("diloco", lr=ETA)), np.array(theirs)) <= 1e-10

@@ -10,7 +10,7 @@ from torch import nn
 
 import fedagrac as fg
 import numpy_rivals as reference
-from quadratics import SIZES, D, K, quadratics
+from quadratics import SIZES, D, K, cohorts, quadratics
 
 ETA, ROUNDS = 0.02, 6
 
@@ -53,21 +53,16 @@ def path_of(algorithm, **options):
     return np.array(kept.path)
 
 
-def cohorts(participation):
-    if participation is None:
-        return [list(range(len(K)))] * ROUNDS
-    drawn = fg.Participation(participation)
-    return [drawn.draw(t, np.array(SIZES) / sum(SIZES), 0)[0].tolist() for t in range(ROUNDS)]
-
-
+LR = fg.schedule.Exponential(ETA, 0.8)
+ETAS = [ETA * 0.8**t for t in range(ROUNDS)]
 CASES = {
-    "fedper": (fg.FedPer(lr=ETA), reference.fedper, {"personal": np.arange(D) >= 2}),
+    "fedper": (fg.FedPer(lr=LR), reference.fedper, {"personal": np.arange(D) >= 2}),
     "fedper, first layer": (
-        fg.FedPer(lr=ETA, personal=("body",)),
+        fg.FedPer(lr=LR, personal=("body",)),
         reference.fedper,
         {"personal": np.arange(D) < 2},
     ),
-    "ditto": (fg.Ditto(lr=ETA, mu=0.3), reference.ditto, {"mu": 0.3}),
+    "ditto": (fg.Ditto(lr=LR, mu=0.3), reference.ditto, {"mu": 0.3}),
 }
 
 
@@ -78,8 +73,33 @@ def test_the_models_of_all_clients_are_those_of_the_papers_equations(name, parti
     algorithm, rule, options = CASES[name]
     ours = path_of(algorithm, participation=participation, engine=engine)
     q = quadratics()
-    theirs = np.array(rule(q, SIZES, K, q.start(), ETA, cohorts(participation), **options))
+    theirs = np.array(rule(q, SIZES, K, q.start(), ETAS, cohorts(participation, ROUNDS), **options))
     assert np.abs(ours - theirs).max() <= 1e-10 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("inner", ["fedper", "ditto"])
+@pytest.mark.parametrize("outer", ["fedavgm", "fedadam"])
+def test_a_server_optimizer_moves_the_shared_coordinates_and_clients_keep_their_own(outer, inner):
+    inside, rule, options = CASES[inner]
+    settings = {"momentum": 0.7, "server_lr": 0.8}
+    server = reference.heavy_ball(**settings)
+    if outer == "fedadam":
+        settings = {"server_lr": 0.1, "beta1": 0.8, "beta2": 0.9, "tau": 0.01}
+        server = reference.adaptive("fedadam", **settings)
+    q, ours = quadratics(), path_of(fg.algorithm(outer, lr=LR, inner=inside, **settings), participation=3)
+    theirs = np.array(rule(q, SIZES, K, q.start(), ETAS, cohorts(3, ROUNDS), server=server, **options))
+    assert np.abs(ours - theirs).max() <= 1e-10 * np.abs(theirs).max()
+
+
+def test_a_server_optimizer_around_fedbn_without_momentum_is_fedbn():
+    data = [blobs(0, 20), blobs(1, 35)]
+    fed = fg.Federation.from_arrays(data, tests=data)
+    alone, around = (
+        fg.simulate(with_batch_norm(), fed, algorithm, rounds=3, steps=fg.Explicit([[2, 5]]), device="cpu")
+        for algorithm in (fg.FedBN(lr=0.1), fg.FedAvgM(lr=0.1, momentum=0.0, inner=fg.FedBN(lr=0.1)))
+    )
+    assert torch.equal(alone.vector, around.vector)
+    assert np.array_equal(alone.per_client.loss, around.per_client.loss)
 
 
 def test_the_global_model_of_ditto_is_that_of_fedavg_exactly():
@@ -143,26 +163,27 @@ def blobs(seed, n):
     return rng.normal(size=(n, 4)) * (1 + seed) + seed, rng.integers(0, 3, n)
 
 
-def test_fedbn_keeps_batch_normalization_local_as_a_plain_loop_does():
-    data, steps, rounds = [blobs(0, 20), blobs(1, 35)], [2, 5], 3
+@pytest.mark.parametrize("participation", [None, 2])
+def test_fedbn_keeps_batch_normalization_local_as_a_plain_loop_does(participation):
+    """An absent client keeps its batch normalization, and receives the shared layers when it takes part again."""
+    data, steps, rounds = [blobs(0, 20), blobs(1, 35), blobs(2, 25)], [2, 5, 3], 4
     fed = fg.Federation.from_arrays(data, tests=data)
     result = fg.simulate(
-        with_batch_norm(), fed, fg.FedBN(lr=0.1), rounds=rounds, steps=fg.Explicit([steps]), batch_size=None,
-        device="cpu",
+        with_batch_norm(), fed, fg.FedBN(lr=fg.schedule.Exponential(0.1, 0.7)), rounds=rounds,
+        steps=fg.Explicit([steps]), batch_size=None, participation=participation, device="cpu",
     )  # fmt: skip
-    clients = [with_batch_norm() for _ in data]
-    weights = [20 / 55, 35 / 55]
-    for _ in range(rounds):
-        for module, (X, y), k in zip(clients, data, steps, strict=True):
-            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-            for _ in range(k):
+    clients, omega = [with_batch_norm() for _ in data], np.array([20, 35, 25]) / 80
+    for t in range(rounds):
+        present = range(3) if participation is None else fg.Participation(2).draw(t, omega, 0)[0].tolist()
+        for i in present:
+            (X, y), optimizer = data[i], torch.optim.SGD(clients[i].parameters(), lr=0.1 * 0.7**t)
+            for _ in range(steps[i]):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(y)).backward()
+                nn.functional.cross_entropy(clients[i](torch.from_numpy(X)), torch.from_numpy(y)).backward()
                 optimizer.step()
         shared = {
-            name: sum(
-                w * dict(module.named_parameters())[name].data for w, module in zip(weights, clients, strict=True)
-            )
+            name: sum(omega[i] * dict(clients[i].named_parameters())[name].data for i in present)
+            / sum(omega[i] for i in present)
             for name, _ in clients[0].named_parameters()
             if not name.startswith("1.")
         }

@@ -1,11 +1,15 @@
 """The trajectory of every algorithm equals the equations of its paper in plain NumPy."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 import fedagrac as fg
 import numpy_reference as reference
-from quadratics import K, Trace, quadratics
+from fedagrac.algorithms import PAPER_NAMES
+from numpy_rivals import adaptive, heavy_ball
+from quadratics import K, Trace, cohorts, quadratics
 
 ROUNDS, ETA = 7, 0.02
 
@@ -51,6 +55,57 @@ def test_scaffold_follows_its_equations(economical):
 def test_scaffold_follows_both_options_of_its_paper_with_any_server_step(option, server_lr):
     ours = fg.Scaffold(lr=ETA, option=option, server_lr=server_lr)
     assert_agrees(ours, reference.scaffold(*problem(), option=option, server_lr=server_lr))
+
+
+SOME = 3
+FALLING = fg.schedule.Exponential(0.03, 0.6)
+ETAS = [0.03 * 0.6**t for t in range(ROUNDS)]
+RULES = {
+    "fedavg": reference.fedavg,
+    "fedprox": partial(reference.fedprox, mu=0.1),
+    "fednova": reference.fednova,
+    "fedlin": reference.fedlin,
+    "scaffold": reference.scaffold,
+    "fedagrac": partial(reference.fedagrac, lam=lambda t: 1.0),
+    "fedagrac-avg": partial(reference.fedagrac, lam=lambda t: 1.0, transmit="average"),
+    "fedagrac-first": partial(reference.fedagrac, lam=lambda t: 1.0, transmit="first"),
+    "fedagrac-reverse": partial(reference.fedagrac, lam=lambda t: 1.0, transmit="reverse"),
+}
+
+
+def some_clients():
+    """Return the problem with a falling step size, and three of the six clients in each round."""
+    q = quadratics()
+    return (q.gradient, q.omega, K, q.start(), ETAS, ROUNDS), {"cohorts": cohorts(SOME, ROUNDS)}
+
+
+@pytest.mark.parametrize("name", PAPER_NAMES)
+def test_with_absent_clients_and_a_falling_step_size(name):
+    given, present = some_clients()
+    assert_agrees(fg.algorithm(name, lr=FALLING), RULES[name](*given, **present), participation=SOME)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_fednova_with_momentum_divides_by_the_norm_of_its_coefficients(nesterov):
+    given, present = some_clients()
+    ours = fg.FedNova(lr=FALLING, local=fg.SGD(momentum=0.6, nesterov=nesterov))
+    theirs = reference.fednova(*given, momentum=0.6, nesterov=nesterov, **present)
+    assert_agrees(ours, theirs, participation=SOME)
+
+
+ADAM = {"server_lr": 0.1, "beta1": 0.8, "beta2": 0.9, "tau": 0.01}
+
+
+@pytest.mark.parametrize("inner", ["fedagrac", "scaffold"])
+@pytest.mark.parametrize("outer", ["fedavgm", "fedadam"])
+def test_a_server_optimizer_moves_along_the_change_that_the_algorithm_inside_makes(outer, inner):
+    if outer == "fedavgm":
+        settings, rule = {"momentum": 0.7, "server_lr": 0.8}, heavy_ball(momentum=0.7, server_lr=0.8)
+    else:
+        settings, rule = ADAM, adaptive("fedadam", **ADAM)
+    given, present = some_clients()
+    ours = fg.algorithm(outer, lr=FALLING, inner=fg.algorithm(inner, lr=FALLING), **settings)
+    assert_agrees(ours, RULES[inner](*given, server=rule, **present), participation=SOME)
 
 
 def test_option_one_with_absent_clients():
@@ -99,6 +154,14 @@ def test_fedagrac_averages_its_first_steps(first_steps):
 def test_fedagrac_follows_a_calibration_schedule():
     ours = fg.FedaGrac(lr=ETA, calibration=fg.schedule.Piecewise({0: 0.1, 2: 0.5, 5: 1.0}))
     assert_agrees(ours, reference.fedagrac(*problem(), lam=lambda t: 0.1 if t < 2 else 0.5 if t < 5 else 1.0))
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "1", None])
+@pytest.mark.parametrize("kind", [fg.FedaGrac, partial(fg.DiLoCo, merge="calibrated")], ids=["fedagrac", "diloco"])
+def test_a_calibration_schedule_is_checked_for_every_round_before_the_first(kind, value):
+    later = kind(lr=ETA, calibration=lambda t: 1.0 if t < 2 else value)
+    with pytest.raises(fg.InputError, match=r"calibration of \w+ in round 3 = .*: expected a number of at"):
+        quadratics().simulate(later)
 
 
 def test_tiny_steps_use_the_accumulated_mean_gradient():

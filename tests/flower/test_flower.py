@@ -75,6 +75,43 @@ def test_steps_chosen_by_clients_give_the_same_rounds(name, tmp_path):
     assert asked == sorted(who.get(name, []))
 
 
+SENDS_GRADIENTS = [fg.MimeLite(lr=0.1), fg.Scaffold(lr=0.1, option="I")]
+
+
+@pytest.mark.parametrize("form", ["explicit", "client"])
+@pytest.mark.parametrize("algorithm", SENDS_GRADIENTS, ids=["mimelite", "scaffold one"])
+def test_gradients_at_the_server_model_travel_with_the_model_in_one_exchange(algorithm, form, tmp_path):
+    """The local steps do not need them: two vectors go down, x and c_i, and two up, x_i and g_i."""
+    assert algorithm.traits.exchanges == 1
+    option = {"algorithm__option": "I"} if algorithm.name == "scaffold" else {}
+    settings = config(tmp_path, algorithm__name=algorithm.name, steps__kind=form, **option)
+    grid = federation(settings, steps=K)
+    run = flower(settings, grid)
+    assert close(run.state["x"], simulated(algorithm).vector)
+    assert {kind for _, kind in grid.sent} == {"query.hello", "train.steps"}
+    for column in ("bytes_down", "bytes_up"):
+        assert run.history.column(column) == [2 * 3 * 650 * 8] * 3
+
+
+@pytest.mark.parametrize("change", ["missing", "too long"])
+@pytest.mark.parametrize("form", ["explicit", "client"])
+def test_a_reply_whose_gradient_cannot_be_used_is_dropped(form, change, tmp_path):
+    def spoil(node, kind, round, reply):
+        if node == 11 and kind == "train.steps" and round == 2:
+            if change == "missing":
+                del reply.content["vectors"]["gradient"]
+            else:
+                vector(reply.content, "gradient", lambda v: 1e30 * v)
+        return reply
+
+    settings = config(tmp_path, algorithm__name="mimelite", min_clients=2, steps__kind=form, guard__factor=10.0)
+    run = flower(settings, federation(settings, spoil, steps=K))
+    assert [set(record["weights"]) for record in run.history] == [{"0", "1", "2"}, {"0", "2"}, {"0", "1", "2"}]
+    assert float(run.state["m"].abs().max()) < 10
+    said = "gradient is missing" if change == "missing" else "its gradient is .* x the median"
+    assert re.search(f"client 1: .*dropped, {said}", run.history[1]["events"][0])
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [

@@ -203,6 +203,8 @@ def test_results_of_the_clients_own_models_say_so(tmp_path):
     said = "test results are those of the clients&#39; own models"
     assert said in render_page([own])
     assert said not in render_page([one])
+    around = write_run(tmp_path / "around", [record(1, 0.5)], "fedadam", inner={"name": "ditto"})
+    assert said in render_page([read_run(around)])
 
 
 def test_the_same_label_in_two_experiments_is_told_apart(tmp_path):

@@ -229,7 +229,7 @@ D_BYTES = 2 * 8  # two float64
         ("fedagrac-first", {}, 6, 6),
         ("fedagrac-reverse", {}, 6, 5),
         ("fedavgm", {}, 3, 3),
-        ("fedavgm", {"inner": fg.Scaffold(lr=1.0)}, 6, 6),
+        ("fedavgm", {"inner": fg.Scaffold(lr=0.1)}, 6, 6),
         ("fedadam", {}, 3, 3),
         ("fedyogi", {}, 3, 3),
         ("fedadagrad", {}, 3, 3),

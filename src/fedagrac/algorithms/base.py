@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -200,6 +200,16 @@ class Algorithm(ABC):
     def lr_in(self, cohort: Cohort) -> float:
         """Return eta in the round of a cohort."""
         return value_at("lr", self.lr, cohort.round)
+
+    def with_lr(self, lr: float | Callable[[int], float]) -> Self:
+        """Return the same algorithm with another step size.
+
+        Examples:
+            >>> from fedagrac import FedAvg
+            >>> FedAvg(lr=0.1).with_lr(0.2)
+            FedAvg(lr=0.2, local=SGD())
+        """
+        return replace(self, lr=lr)
 
     def check(self) -> None:  # noqa: B027  # an algorithm may have no settings to check
         """Check the settings of the algorithm."""

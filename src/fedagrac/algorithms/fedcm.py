@@ -5,7 +5,9 @@ alpha g + (1 - alpha) Delta, where Delta is the mean direction of the last round
 
 Under unequal steps: the paper divides displacements by eta K with one K. Here each client's is divided by its own
 eta K_i, so Delta is a mean of directions, in which fast clients do not weigh more. The server moves
-eta_g = server_lr eta Kbar along it; with equal K and server_lr = 1 that is the mean of the models.
+eta_g = server_lr eta Kbar along it; with equal K and server_lr = 1 that is the mean of the models. With local
+momentum, |a_i|_1 takes the place of K_i, as in FedNova: a displacement is then longer than eta K_i, and divided by
+it Delta would grow from round to round.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 
 from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits
+from fedagrac.algorithms.fednova import mean_direction
 from fedagrac.core.local import Plan, Result
 from fedagrac.errors import fraction, positive
 
@@ -31,7 +35,9 @@ __all__ = ["FedCM"]
 class FedCM(Algorithm):
     """eta_i = alpha eta; c_i = (1 - alpha) / alpha Delta; x = x~ - eta_g Delta.
 
-    Delta = sum_i omega_i D_i / (eta K_i), D_i = x~ - x_i and eta_g = server_lr eta Kbar.
+    Delta = sum_i omega_i D_i / (eta K_i), D_i = x~ - x_i and eta_g = server_lr eta Kbar. With local momentum,
+    |a_i|_1 takes the place of K_i, and sum_i omega_i |a_i|_1 that of Kbar. With Adam there is no a_i, which is an
+    error.
 
     Attributes:
         alpha: the share of the client's own gradient; 1 is FedNova.
@@ -61,6 +67,7 @@ class FedCM(Algorithm):
         """Check every setting."""
         fraction("alpha", self.alpha)
         positive("server_lr", self.server_lr)
+        self.local.work(np.ones(1, np.int64))  # refuses optimizers without coefficients a_i
 
     def start(self, x: Tensor, population: Population) -> State:
         """Return x and Delta = 0."""
@@ -81,9 +88,8 @@ class FedCM(Algorithm):
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
         """Return x = x~ - eta_g Delta, and Delta."""
-        D = state["x"] - result.models
-        per_step = cohort.sum(cohort.weights / plan.steps, D, scale=plan.steps)
-        x = state["x"] - self.server_lr * cohort.mean_steps * per_step
+        tau, per_step = mean_direction(state, cohort, plan, result)
+        x = state["x"] - self.server_lr * tau * per_step
         return {"x": x, "delta": per_step / self.lr_in(cohort)}, {}
 
     def cost(self, cohort: Cohort) -> Cost:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fedagrac.core.cohort import Cohort
 
-__all__ = ["FedNova", "normalised_update"]
+__all__ = ["FedNova", "mean_direction", "normalised_update"]
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,25 @@ class FedNova(Stateless):
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
         """Return x = x~ - tau sum_i omega_i D_i / |a_i|_1, where tau = sum_i omega_i |a_i|_1."""
-        if plan.local.plain:
-            return {"x": state["x"] - normalised_update(state, cohort, plan, result)}, {}
-        D, work = state["x"] - result.models, plan.local.work(plan.steps)
-        tau = float(cohort.total(torch.tensor(float(cohort.weights @ work), dtype=torch.float64)))
-        return {"x": state["x"] - tau * cohort.sum(cohort.weights / work, D, scale=work)}, {}
+        tau, direction = mean_direction(state, cohort, plan, result)
+        return {"x": state["x"] - tau * direction}, {}
 
     def cost(self, cohort: Cohort) -> Cost:
         """Return the cost: the model down, the model up. K_i is a single number and does not count."""
         return Cost.of(cohort, down=1, up=1)
+
+
+def mean_direction(state: State, cohort: Cohort, plan: Plan, result: Result) -> tuple[float, Tensor]:
+    """Return tau = sum_i omega_i |a_i|_1, and sum_i omega_i D_i / |a_i|_1, a vector [d].
+
+    |a_i|_1 = K_i and tau = Kbar if the local steps are plain.
+    """
+    D, tau = state["x"] - result.models, cohort.mean_steps
+    if plan.local.plain:
+        return tau, cohort.sum(cohort.weights / plan.steps, D, scale=plan.steps)
+    work = plan.local.work(plan.steps)
+    tau = float(cohort.total(torch.tensor(float(cohort.weights @ work), dtype=torch.float64)))
+    return tau, cohort.sum(cohort.weights / work, D, scale=work)
 
 
 def normalised_update(state: State, cohort: Cohort, plan: Plan, result: Result) -> Tensor:

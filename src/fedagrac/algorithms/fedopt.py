@@ -9,26 +9,31 @@ the next model of the algorithm inside:
   its own v, which begins at tau^2. Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
 
 Under unequal steps Delta is that of the algorithm inside: with FedAvg the mean displacement, in which fast clients
-weigh more; with FedNova the normalised one; with FedaGrac or SCAFFOLD that of corrected steps.
+weigh more; with FedNova the normalised one; with FedaGrac or SCAFFOLD that of corrected steps. With personal
+algorithms Delta is 0 in the coordinates that clients keep, and the server moves the shared ones alone.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 
 from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits
 from fedagrac.algorithms.fedavg import FedAvg
+from fedagrac.core.optimizers import PLAIN
 from fedagrac.errors import InputError, positive, share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedagrac.core.cohort import Cohort, Population
+    from fedagrac.core.layout import Layout
     from fedagrac.core.local import Plan, Result
+    from fedagrac.core.robust import Aggregation
 
 __all__ = ["FedAdagrad", "FedAdam", "FedAvgM", "FedYogi", "ServerOptimizer"]
 
@@ -42,8 +47,8 @@ class ServerOptimizer(Algorithm):
 
     Attributes:
         server_lr: eta_g, the server's step size.
-        inner: the algorithm inside; None for FedAvg. Its step size and local optimizer are replaced by those of
-            the whole, so that one lr holds.
+        inner: the algorithm inside; None for FedAvg. Its lr must be that of the whole, and so must its local
+            optimizer, if it has one. A local optimizer given to the whole alone holds inside, too.
     """
 
     server_lr: float = 1.0
@@ -58,6 +63,11 @@ class ServerOptimizer(Algorithm):
             raise InputError(
                 "inner", self.inner, "an algorithm without a server optimizer, such as FedaGrac(lr=0.1)"
             )
+        if self.inner is not None and self.inner.lr != self.lr:
+            raise InputError("inner.lr", self.inner.lr, f"the lr of the whole, {self.lr}, which holds inside, too")
+        if self.inner is not None and self.inner.local not in (PLAIN, self.local):
+            accepted = f"the local optimizer of the whole, {self.local}, which holds inside, too"
+            raise InputError("inner.local", self.inner.local, accepted)
         self.inside.check()  # with the local optimizer of the whole
 
     def check_rounds(self, rounds: int) -> None:
@@ -70,7 +80,11 @@ class ServerOptimizer(Algorithm):
         """The algorithm inside, with the step size and the local optimizer of the whole."""
         if self.inner is None:
             return FedAvg(lr=self.lr, local=self.local)
-        return replace(self.inner, lr=self.lr, local=self.local)
+        return replace(self.inner, local=self.local)
+
+    def with_lr(self, lr: float | Callable[[int], float]) -> Self:
+        """Return the same algorithm with another step size, also inside."""
+        return replace(self, lr=lr, inner=None if self.inner is None else self.inner.with_lr(lr))
 
     @property
     def keeps(self) -> tuple[str, ...]:
@@ -115,6 +129,14 @@ class ServerOptimizer(Algorithm):
         delta = state["x"] - after["x"]
         step, vectors = self.step(state, delta)
         return {**after, "x": after["x"] + (delta - step), **vectors}, rows
+
+    def check_model(self, layout: Layout, aggregate: Aggregation | None) -> None:
+        """Refuse what the algorithm inside refuses."""
+        self.inside.check_model(layout, aggregate)
+
+    def own_models(self, state: State, rows: Rows, layout: Layout) -> Tensor:
+        """Return the models of clients as the algorithm inside does, [m, d]."""
+        return self.inside.own_models(state, rows, layout)
 
     def cost(self, cohort: Cohort) -> Cost:
         """Return the cost of the algorithm inside."""

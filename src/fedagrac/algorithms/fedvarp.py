@@ -5,8 +5,13 @@
 - MIFA: Gu, Huang, Zhang, Huang, "Fast Federated Learning in the Presence of Arbitrary Device Unavailability",
   NeurIPS 2021.
 
-Under unequal steps y_i is the displacement D_i = x~ - x_i of the client's last round, whatever its K_i was; with
-all clients present both are FedAvg with the server's step size.
+Both keep updates in the unit of gradients and step along them with the present eta: MIFA's G_i is D_i / eta_t with
+D_i = x~ - x_i. Here y_i = D_i / (eta_t / eta_1), where eta_t is the step size of the round in which the client
+last took part and eta_1 that of round 1. So y_i is D_i itself with a constant lr, and under a schedule an old
+update counts with the step size of the present round.
+
+Under unequal steps y_i is the displacement of the client's last round, whatever its K_i was; with all clients
+present both are FedAvg with the server's step size.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from fedagrac.algorithms.base import (
     zero_rows,
 )
 from fedagrac.core.local import Plan, Result
+from fedagrac.core.schedule import value_at
 from fedagrac.errors import positive
 
 if TYPE_CHECKING:
@@ -39,7 +45,9 @@ __all__ = ["MIFA", "FedVARP"]
 
 @dataclass(frozen=True)
 class FedVARP(Algorithm):
-    """x = x~ - server_lr (Dbar - ybar + y); y_i <- D_i. Dbar and ybar are means over the cohort, y over all.
+    """x = x~ - server_lr s (Dbar / s - ybar + y); y_i <- D_i / s; s = eta_t / eta_1, 1 with a constant lr.
+
+    Dbar and ybar are means over the cohort, y over all clients.
 
     Attributes:
         server_lr: the server's step size.
@@ -79,20 +87,26 @@ class FedVARP(Algorithm):
         """Return a plan with c_i = 0, mu = 0, eta_i = eta."""
         return Plan.of(cohort.steps, self.lr_in(cohort), local=self.local)
 
-    def move(self, state: State, rows: Rows, cohort: Cohort, D: Tensor, y: Tensor) -> Tensor:
-        """Return Dbar - ybar + y, with y as before the round."""
-        before = state["y"].to(D.dtype)
-        return cohort.sum(cohort.weights, D - rows["y"]) + before
+    def relative_lr(self, cohort: Cohort) -> float:
+        """Return s = eta_t / eta_1 in the round of a cohort."""
+        return self.lr_in(cohort) / value_at("lr", self.lr, 0)
+
+    def move(self, state: State, rows: Rows, cohort: Cohort, y_i: Tensor, y: Tensor) -> Tensor:
+        """Return Dbar / s - ybar + y, with y as before the round."""
+        before = state["y"].to(y_i.dtype)
+        return cohort.sum(cohort.weights, y_i - rows["y"]) + before
 
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
     ) -> tuple[State, Rows]:
         """Return the next model, y and y_i."""
-        D = state["x"] - result.models
-        y = reference_orientation(state["y"], rows["y"], D, cohort)
+        s = self.relative_lr(cohort)
+        y_i = (state["x"] - result.models) / s
+        y = reference_orientation(state["y"], rows["y"], y_i, cohort)
         if cohort.everyone and self.server_lr == 1:
-            return {"x": average(cohort, result), "y": y}, {"y": D}
-        return {"x": state["x"] - self.server_lr * self.move(state, rows, cohort, D, y), "y": y}, {"y": D}
+            return {"x": average(cohort, result), "y": y}, {"y": y_i}
+        move = self.move(state, rows, cohort, y_i, y)
+        return {"x": state["x"] - self.server_lr * s * move, "y": y}, {"y": y_i}
 
     def cost(self, cohort: Cohort) -> Cost:
         """Return the cost: the model down, the model up."""
@@ -101,7 +115,7 @@ class FedVARP(Algorithm):
 
 @dataclass(frozen=True)
 class MIFA(FedVARP):
-    """x = x~ - server_lr y, with y after the round; y_i <- D_i.
+    """x = x~ - server_lr s y, with y after the round; y_i <- D_i / s; s = eta_t / eta_1, 1 with a constant lr.
 
     Examples:
         >>> MIFA(lr=0.1).name
@@ -115,6 +129,6 @@ class MIFA(FedVARP):
         """The registered name."""
         return "mifa"
 
-    def move(self, state: State, rows: Rows, cohort: Cohort, D: Tensor, y: Tensor) -> Tensor:
+    def move(self, state: State, rows: Rows, cohort: Cohort, y_i: Tensor, y: Tensor) -> Tensor:
         """Return y, in which absent clients count with their last update."""
-        return y.to(D.dtype)
+        return y.to(y_i.dtype)

@@ -3,10 +3,11 @@
 Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous
 Clients", ICLR 2021.
 
-A client of width r holds the leading ceil(r n) of the n channels of every hidden layer. The input of the first
-layer and the output of the last one are whole. A coordinate of the global model becomes the weighted mean over the
-clients that hold it, and stays as it is if none does. While a client trains, its hidden layers divide their output
-by r (the scaler), and the scores of classes that it does not hold are 0 and do not train (the masked loss).
+A client of width r holds the leading ceil(r n) of the n channels of every hidden layer. The module's input and its
+output are whole; which layers read and make them follows from the forward pass (`Layout.flow`). A coordinate of
+the global model becomes the weighted mean over the clients that hold it, and stays as it is if none does. While a
+client trains, its hidden layers divide their output by r (the scaler), and the scores of classes that it does not
+hold are 0 and do not train (the masked loss).
 
 The sub-network is a mask over the vector of the whole model, so a narrow client costs this machine as much as a
 wide one. The simulated clock counts the share of the coordinates that it holds. Under unequal steps, fast clients
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 
 from fedagrac.algorithms.base import Cost, Rows, State, Stateless, Traits, average, known_layout
-from fedagrac.core.layout import Layout, Parameter
+from fedagrac.core.layout import INPUT, Flow, Layout, Parameter
 from fedagrac.core.local import Plan, Result
 from fedagrac.errors import InputError, flag, positive
 
@@ -42,6 +43,21 @@ PRODUCTS = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 
 PER_CHANNEL = ("GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "PReLU")
 """Layers with numbers for each channel, or one for all."""
+
+MIXING_LAYERS = (
+    "LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm",
+    *(f"InstanceNorm{dims}d with moving statistics" for dims in (1, 2, 3)),
+    "Softmax", "Softmax2d", "LogSoftmax", "Softmin", "GLU", "ChannelShuffle", "PixelShuffle", "PixelUnshuffle",
+)  # fmt: skip
+"""Layers that mix channels, move them, or keep statistics of them: channels that a client lacks would count.
+
+With parameters of their own, some are known all the same (`PER_CHANNEL`)."""
+
+MIXING_FUNCTIONS = (
+    "layer_norm", "rms_norm", "group_norm", "batch_norm", "softmax", "log_softmax", "softmin", "glu", "cat",
+    "concat", "concatenate", "hstack", "channel_shuffle", "pixel_shuffle", "pixel_unshuffle",
+)  # fmt: skip
+"""Functions and methods that do so."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +109,23 @@ class HeteroFL(Stateless):
         if aggregate is not None:
             accepted = "no robust rule: different clients hold different coordinates, so they cannot be compared"
             raise InputError("aggregate", aggregate, accepted)
-        if layout.frozen and (self.masked_loss or min(self.levels) < 1):
+        if not self.masked_loss and min(self.levels) == 1:
+            return
+        if layout.frozen:
             accepted = "a model whose parameters all train: sub-networks and scores of frozen layers are not known"
             raise InputError(f"model parameter {layout.frozen[0]}", "frozen", accepted)
+        if layout.tied:
+            accepted = (
+                "parameters of one layer each: a tied one would be cut along the channels of one of its layers"
+            )
+            raise InputError(f"model parameter {layout.tied[0]}", "shared with another layer", accepted)
+        hidden = _Hidden.of(layout)
         for width in set(self.levels):
             self.held(layout, width)
+        if layout.flow is not None:
+            _refuse_apart(layout, layout.flow())
+            if min(self.levels) < 1:
+                _refuse_mixing(layout, layout.flow(), hidden)
 
     def width(self, client: int) -> float:
         """Return the width of a client."""
@@ -105,7 +133,9 @@ class HeteroFL(Stateless):
 
     def held(self, layout: Layout, width: float) -> Tensor:
         """Return which coordinates a client of this width holds, [d]."""
-        return _held(layout, width)
+        if width == 1:
+            return torch.ones(layout.size, dtype=torch.bool)
+        return _held(layout.parameters, _Hidden.of(layout), width)
 
     def masks(self, cohort: Cohort, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return m_i and the factors of the scaler for each member, [m, d]; None if all clients hold all.
@@ -131,15 +161,18 @@ class HeteroFL(Stateless):
     def _scores(self, cohort: Cohort, layout: Layout) -> Tensor | None:
         """Return which coordinates do not make scores of absent classes, [m, d]; None if targets have none."""
         labels = None if cohort.labels is None or not self.masked_loss else cohort.labels(cohort.clients)
+        if labels is None:
+            return None
         last = _Hidden.of(layout).last
-        classes = next((p.shape[0] for p in layout.parameters if p.layer == last), 1)
-        if labels is None or classes == 1 or labels.shape[1] > classes:
+        sizes = {p.shape[0] for p in layout.parameters if p.layer in last}
+        classes = sizes.pop() if len(sizes) == 1 else 1
+        if classes == 1 or labels.shape[1] > classes:
             return None
         held = torch.zeros((len(cohort), classes), dtype=torch.bool)
         held[:, : labels.shape[1]] = torch.from_numpy(labels)
         kept = torch.ones((len(cohort), layout.size), dtype=torch.bool)
         for parameter, span in layout.spans():
-            if parameter.layer == last:
+            if parameter.layer in last:
                 kept[:, span] = held.repeat_interleave(parameter.size // classes, dim=1)
         return kept
 
@@ -181,29 +214,32 @@ class _Hidden:
     """Which axes of a model's parameters are hidden channels: all but the input and the output.
 
     Attributes:
-        first: the layer that reads the input.
-        last: the layer that makes the output.
+        whole: the layers that read whole channels: the module's input or its output.
+        last: the layers that make the output.
     """
 
-    first: str
-    last: str
+    whole: frozenset[str]
+    last: frozenset[str]
 
     @classmethod
     def of(cls, layout: Layout) -> _Hidden:
-        """Return the first and the last layer with weights."""
+        """Return the layers at the input and at the output; refuse a module that cannot be followed.
+
+        In a layout without a module they are the first and the last layer with weights.
+        """
+        if layout.flow is not None:
+            return _hidden(layout.flow())
         reading = [p.layer for p in layout.parameters if p.kind in (*PRODUCTS, "Embedding")]
         making = [p.layer for p in layout.parameters if p.kind in PRODUCTS]
-        return cls(reading[0] if reading else "", making[-1] if making else "")
+        return cls(frozenset(reading[:1]), frozenset(making[-1:]))
 
     def scales(self, parameter: Parameter) -> bool:
         """Return whether the scaler divides the output of the parameter's layer."""
-        return parameter.kind in (*PRODUCTS, "Embedding") and parameter.layer != self.last
+        return parameter.kind in (*PRODUCTS, "Embedding") and parameter.layer not in self.last
 
     def held(self, parameter: Parameter, width: float) -> Tensor:
         """Return which numbers of a parameter a client of this width holds, like the parameter."""
         held = torch.ones(parameter.shape, dtype=torch.bool)
-        if width == 1:
-            return held
         for axis, whole in self._axes(parameter).items():
             if not whole:
                 held.narrow(axis, kept := _kept(parameter, axis, width), parameter.shape[axis] - kept).fill_(False)
@@ -211,27 +247,67 @@ class _Hidden:
 
     def _axes(self, parameter: Parameter) -> Mapping[int, bool]:
         """Return the axes of a parameter that are channels, and whether each is whole."""
-        kind, layer, dims = parameter.kind, parameter.layer, len(parameter.shape)
+        kind, dims = parameter.kind, len(parameter.shape)
+        reads_whole, makes_output = parameter.layer in self.whole, parameter.layer in self.last
         if kind in PRODUCTS and dims == 1:
-            return {0: layer == self.last}
+            return {0: makes_output}
         if kind in PRODUCTS and parameter.groups == 1:
-            return {0: layer == self.last, 1: layer == self.first}
+            return {0: makes_output, 1: reads_whole}
         if kind in PRODUCTS and parameter.shape[1] == 1:  # a depthwise convolution
-            return {0: layer == self.last}
+            return {0: makes_output}
         if kind == "Embedding":
-            return {0: layer == self.first, 1: False}
+            return {1: makes_output}
         if kind in PER_CHANNEL and dims == 1:
-            return {0: parameter.shape[0] == 1}
+            return {0: reads_whole or parameter.shape[0] == 1}
         known = ", ".join((*PRODUCTS, "depthwise convolutions", "Embedding", *PER_CHANNEL))
         accepted = f"layers of which narrow sub-networks are known, {known}, or levels of 1.0 alone"
         raise InputError(f"model parameter {parameter.name}", kind, accepted)
 
 
 @functools.lru_cache(maxsize=16)
-def _held(layout: Layout, width: float) -> Tensor:
+def _hidden(flow: Flow) -> _Hidden:
+    """Return the layers at the input and at the output of a module; refuse one that cannot be followed."""
+    if flow.unknown:
+        accepted = f"a module that torch.fx can trace, so that its output layer is known; it says: {flow.unknown}"
+        raise InputError("model", "an unknown order of layers", accepted)
+    ends, reads = flow.output | {INPUT}, dict[str, frozenset[str]]()
+    for call in flow.calls:
+        if call.layer is not None:
+            reads[call.layer] = reads.get(call.layer, frozenset()) | call.reads
+    return _Hidden(frozenset(layer for layer, read in reads.items() if read <= ends), flow.output - {INPUT})
+
+
+def _refuse_apart(layout: Layout, flow: Flow) -> None:
+    """Refuse a matrix of weights that the module uses outside its layer, such as tied weights in a function."""
+    for parameter in layout.parameters:
+        if parameter.name in flow.apart and len(parameter.shape) > 1:
+            accepted = (
+                f"weights that their own layer alone uses, such as {PRODUCTS[0]}: their channels are not known"
+            )
+            raise InputError(f"model parameter {parameter.name}", "used outside its layer", accepted)
+
+
+def _refuse_mixing(layout: Layout, flow: Flow, hidden: _Hidden) -> None:
+    """Refuse a module in which absent channels would count, or whole channels are read together with cut ones."""
+    ends, with_parameters = hidden.last | {INPUT}, set(layout.layers)
+    for call in flow.calls:
+        field = "model" if call.layer is None else f"model layer {call.layer}"
+        mixes = call.kind in (MIXING_FUNCTIONS if call.layer is None else MIXING_LAYERS)
+        known = call.layer in with_parameters and call.kind in PER_CHANNEL
+        if mixes and not known and not call.reads <= ends:
+            accepted = (
+                "layers that treat hidden channels one by one: channels that a client lacks would count here"
+            )
+            raise InputError(field, call.kind, accepted)
+        if call.layer in with_parameters - hidden.whole and call.reads & ends:
+            accepted = "layers that read hidden channels, or the module's input or output, but not both"
+            raise InputError(field, f"{call.kind} of {', '.join(sorted(call.reads))}", accepted)
+
+
+@functools.lru_cache(maxsize=16)
+def _held(parameters: tuple[Parameter, ...], hidden: _Hidden, width: float) -> Tensor:
     """Return which coordinates a client of this width holds, [d]. All rounds share it; do not change it."""
-    hidden = _Hidden.of(layout)
-    return torch.cat([hidden.held(parameter, width).reshape(-1) for parameter in layout.parameters])
+    return torch.cat([hidden.held(parameter, width).reshape(-1) for parameter in parameters])
 
 
 def _kept(parameter: Parameter, axis: int, width: float) -> int:

@@ -53,8 +53,8 @@ class MimeLite(Algorithm):
 
     @property
     def traits(self) -> Traits:
-        """The server keeps m. Clients send their gradients at x~ before they begin."""
-        return Traits(vectors=("x", "m"), exchanges=2)
+        """The server keeps m. Clients send their gradients at x~ with their models."""
+        return Traits(vectors=("x", "m"))
 
     def check(self) -> None:
         """Check that the momentum is a share."""
@@ -68,17 +68,18 @@ class MimeLite(Algorithm):
         """Return no rows."""
         return {}
 
-    def correction(self, m: Tensor, gbar: Tensor) -> Tensor:
-        """Return c, the same for all clients."""
+    def correction(self, m: Tensor) -> Tensor:
+        """Return c = beta / (1 - beta) m, the same for all clients."""
         return self.momentum / (1 - self.momentum) * m
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
-        """Return a plan with eta_i = (1 - beta) eta, the correction, and the gradients at x~ for m."""
-        g = cohort.gradients(state["x"])
-        c = self.correction(state["m"], cohort.sum(cohort.weights, g))
+        """Return a plan with eta_i = (1 - beta) eta and the correction. Clients send gradients at x~ for m."""
+        return replace(self.with_correction(self.correction(state["m"]), cohort), gradient=True)
+
+    def with_correction(self, c: Tensor, cohort: Cohort) -> Plan:
+        """Return a plan with eta_i = (1 - beta) eta and the same correction c for all clients."""
         eta = (1 - self.momentum) * self.lr_in(cohort)
-        plan = Plan.of(cohort.steps, eta, correction=c.expand(len(cohort), -1), local=self.local)
-        return replace(plan, at_start=g)
+        return Plan.of(cohort.steps, eta, correction=c.expand(len(cohort), -1), local=self.local)
 
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result
@@ -109,13 +110,16 @@ class Mime(MimeLite):
         """The registered name."""
         return "mime"
 
-    def correction(self, m: Tensor, gbar: Tensor) -> Tensor:
-        """Return c = beta / (1 - beta) m + gbar."""
-        return super().correction(m, gbar) + gbar
+    @property
+    def traits(self) -> Traits:
+        """The server keeps m. Clients send gradients at x~ before they begin, because gbar is in their steps."""
+        return replace(super().traits, exchanges=2)
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
-        """Return a plan whose gradients have those at x~ subtracted."""
-        return replace(super().plan(state, rows, cohort), anchored=True)
+        """Return a plan with c = beta / (1 - beta) m + gbar, whose gradients have those at x~ subtracted."""
+        g = cohort.gradients(state["x"])
+        c = self.correction(state["m"]) + cohort.sum(cohort.weights, g)
+        return replace(self.with_correction(c, cohort), at_start=g, anchored=True)
 
     def cost(self, cohort: Cohort) -> Cost:
         """Return the cost of MimeLite with gbar down as well, and a second gradient in every step."""

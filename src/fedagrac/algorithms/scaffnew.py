@@ -7,16 +7,23 @@ has a common number of steps K ~ Geometric(p): use it with `steps=Geometric(p)`.
 Under unequal steps: one p holds for all clients, so that sum_i omega_i h_i stays zero. Then a stationary point,
 x_i = x~ for all i, has h_i = grad F_i(x~) and is a minimum, whatever the K_i. Dividing by each client's own K_i
 instead would lose the sum, and with it the minimum. The theory of acceleration covers a common K alone.
+
+h_i <- h_i + (p / eta) (x - x_i) takes x~ - x_i for a sum of 1 / p steps of one gradient each. A local optimizer
+with memory makes longer steps, and a schedule with more steps makes longer displacements; then h_i moves too far
+and grows from round to round. So momentum and Adam are refused: their coefficients depend on K_i, so that dividing
+by them would lose the sum, too. If p Kbar is below 1/2 or above 2, a simulation logs a warning.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedagrac.algorithms.base import Algorithm, Cost, Rows, State, Traits, average, zero_rows
 from fedagrac.core.local import Plan, Result
-from fedagrac.errors import fraction
+from fedagrac.core.optimizers import SGD
+from fedagrac.errors import InputError, fraction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,13 +32,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Scaffnew"]
 
+log = logging.getLogger("fedagrac")
+
 
 @dataclass(frozen=True)
 class Scaffnew(Algorithm):
     """c_i = -h_i; x = sum_i omega_i x_i; h_i <- h_i + p / eta (x - x_i).
 
     Attributes:
-        p: the probability of communicating after a step; 1 / E[K].
+        p: the probability of communicating after a step; 1 / E[K], and with unequal steps about 1 / Kbar.
 
     Examples:
         >>> Scaffnew(lr=0.1).p
@@ -53,11 +62,20 @@ class Scaffnew(Algorithm):
         return Traits(rows=("h",))
 
     def check(self) -> None:
-        """Check that p is a probability."""
+        """Check that p is a probability, and that steps are of one gradient."""
         fraction("p", self.p)
+        if not isinstance(self.local, SGD) or self.local.momentum:
+            accepted = "SGD without momentum: h_i follows from steps of one gradient each"
+            raise InputError("local", self.local, accepted)
 
     def start(self, x: Tensor, population: Population) -> State:
-        """Return the model alone."""
+        """Return the model alone. Warn if the steps of a round are far from 1 / p."""
+        Kbar = None if population.mean_steps is None else population.mean_steps()
+        if Kbar is not None and not 0.5 <= self.p * Kbar <= 2:
+            text = "scaffnew: p = %g is meant for %.4g steps a round, but the schedule has %.4g on average. "
+            text += "Take p = %.2g, or steps=Geometric(p): the control variates move %s"
+            moved = "too far and may diverge" if self.p * Kbar > 1 else "slowly"
+            log.warning(text, self.p, 1 / self.p, Kbar, 1 / Kbar, moved)
         return {"x": x}
 
     def enter(self, state: State, cohort: Cohort) -> Rows:

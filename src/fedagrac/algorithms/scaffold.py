@@ -64,8 +64,8 @@ class Scaffold(Algorithm):
 
     @property
     def traits(self) -> Traits:
-        """The server keeps nu and, for every client, nu_i. With option I, clients send their gradients at x~."""
-        return replace(orientation_traits(self.init, rows=("nu",)), exchanges=2 if self.option == "I" else 1)
+        """The server keeps nu and, for every client, nu_i."""
+        return orientation_traits(self.init, rows=("nu",))
 
     def check(self) -> None:
         """Check every setting."""
@@ -85,10 +85,11 @@ class Scaffold(Algorithm):
         return {"nu": starting_rows(state, cohort)}
 
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
-        """Return a plan with c_i = nu - nu_i, mu = 0, eta_i = eta, and with option I the gradients at x~."""
+        """Return a plan with c_i = nu - nu_i, mu = 0, eta_i = eta. With option I clients send gradients at x~."""
         c = state["nu"].to(rows["nu"].dtype) - rows["nu"]
-        plan = Plan.of(cohort.steps, self.lr_in(cohort), correction=c, mean=self.option == "II", local=self.local)
-        return plan if self.option == "II" else replace(plan, at_start=cohort.gradients(state["x"]))
+        mean = self.option == "II"
+        plan = Plan.of(cohort.steps, self.lr_in(cohort), correction=c, mean=mean, local=self.local)
+        return replace(plan, gradient=not mean)
 
     def aggregate(
         self, state: State, rows: Rows, cohort: Cohort, plan: Plan, result: Result

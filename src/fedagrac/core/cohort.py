@@ -254,6 +254,7 @@ class Population:
         chunk: how many rows are computed at a time.
         aggregate: the robust rule that replaces the sum; None for the sum. A rule needs all rows in memory.
         layout: how the module's parameters lie in x.
+        mean_steps: computes Kbar over all clients and the first rounds; None if steps are not known in advance.
     """
 
     weights: npt.NDArray[np.float64]
@@ -263,6 +264,7 @@ class Population:
     chunk: int = 64
     aggregate: Aggregation | None = None
     layout: Layout | None = None
+    mean_steps: Callable[[], float] | None = None
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return sum_i omega_i grad F_i(x) over all clients, or what the robust rule puts for it.

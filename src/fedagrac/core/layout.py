@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fedagrac.errors import InputError
 
-__all__ = ["Layout", "Parameter"]
+__all__ = ["INPUT", "Call", "Flow", "Layout", "Parameter"]
+
+INPUT = "<input>"
+"""The name of the module's input among what a layer reads."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,47 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of a layer or of a function in a forward pass.
+
+    Attributes:
+        layer: the name of the layer; None for a function.
+        kind: the class of the layer, or the name of the function.
+        reads: which layers with matrices of weights made its arguments, through any other operations; `INPUT` for
+            the module's input.
+    """
+
+    layer: str | None
+    kind: str
+    reads: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a module computes from what, in the order of its forward pass.
+
+    Attributes:
+        calls: the layers and functions in the order of the calls.
+        output: which layers with matrices of weights made the output.
+        apart: names of parameters that are used outside their layer.
+        unknown: why the module could not be followed; empty if it could.
+    """
+
+    calls: tuple[Call, ...] = ()
+    output: frozenset[str] = frozenset()
+    apart: tuple[str, ...] = ()
+    unknown: str = ""
+
+
+@dataclass(frozen=True)
 class Layout:
     """The parameters of a module in the order of the vector.
 
     Attributes:
         parameters: those that train.
         frozen: the names of those that do not, which are not in the vector.
+        tied: other names of parameters that several layers share.
+        flow: follows the module's forward pass; None if the module is not known.
 
     Examples:
         >>> layout = Layout((Parameter("body.weight", (2, 2), "Linear"), Parameter("head.bias", (1,), "Linear")))
@@ -68,6 +106,8 @@ class Layout:
 
     parameters: tuple[Parameter, ...]
     frozen: tuple[str, ...] = ()
+    tied: tuple[str, ...] = ()
+    flow: Callable[[], Flow] | None = field(default=None, compare=False, repr=False)
 
     @property
     def size(self) -> int:

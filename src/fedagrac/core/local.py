@@ -81,6 +81,8 @@ class Plan:
         buffers: the module's moving buffers from which each member starts, [m, q]; None if every step begins with
             the buffers of the user's module and leaves them as they are.
         at_start: gradients at x~ that the algorithm asked for and needs again when it aggregates, [m, d], or None.
+        gradient: whether members send their gradient at x~ over all their data together with their model. The
+            fleet puts it into `at_start`, so it is known when the algorithm aggregates, but not to the local rule.
         local: U and its clipping, the same for all members.
         broadcast: the vector that all members receive in place of the server's model, [d]: x~ in the rule. None
             for the server's model.
@@ -120,6 +122,7 @@ class Plan:
     second: Second | None = None
     slots: tuple[Tensor, ...] | None = None
     before: npt.NDArray[np.int64] | None = None
+    gradient: bool = False
 
     @classmethod
     def of(

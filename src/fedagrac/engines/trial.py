@@ -98,6 +98,7 @@ def _forward(w: Workload, inputs: Any) -> tuple[Any, frozenset[int]]:
             failures.append(error)
         else:
             w.model.train()
+            w.model.example = w.arguments(attempt)
             return output, floats
     shapes = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in given)
     said = f"it said: {failures[0]}"

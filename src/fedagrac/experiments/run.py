@@ -224,7 +224,7 @@ def _entries(
             shown = shared if callable(shared) else f"{shared:g}"
             note = f"lr {shown} x Kbar {mean_steps:.1f}, because this algorithm divides its steps by K_i"
             scaled = Scaled(mean_steps, shared) if callable(shared) else shared * mean_steps
-            algorithm = dataclasses.replace(algorithm, lr=scaled)
+            algorithm = algorithm.with_lr(scaled)
         if algorithm.traits.personal:
             note = "; ".join(filter(None, [note, "measured with the clients' own models, not with one for all"]))
         label, defaults = settings.label or algorithm.name, {}

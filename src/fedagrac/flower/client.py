@@ -288,6 +288,8 @@ class LocalClient:
             sent["first"] = result.first[0]
         if result.total is not None and plan(K, mean).accumulate:
             sent["total"] = result.total[0]
+        if ask.facts.get("gradient", False):
+            sent["gradient"] = SerialEngine(self.work).gradients(x, SELF, t, "full", self._buffers(ask))[0]
         if result.buffers is not None:
             sent["buffers"] = result.buffers[0]
         if "second" in ask.vectors:

@@ -420,6 +420,8 @@ class FlowerFleet:
                     reply.vector("total", d, dtype)
                 elif "total" in reply.vectors:
                     raise BadReplyError(f"total was not asked for with steps = {K}")
+                if plan.gradient:
+                    reply.vector("gradient", d, dtype)
                 if plan.buffers is not None:
                     reply.vector("buffers", plan.buffers.shape[1], dtype)
                 for name in slot_names(plan.slots):
@@ -431,6 +433,8 @@ class FlowerFleet:
 
     def _replies(self, order: Order, vectors: list[dict[str, Tensor]], answers: list[Parcel]) -> Replies:
         """Return the replies to an order, without their cost."""
+        if order.plan.gradient:
+            order = order.with_gradients(torch.stack([sent["gradient"] for sent in vectors]))
         result = _result(order, vectors, [answer.number("loss") for answer in answers])
         arrived = np.array([self.link.arrived[int(client)] for client in order.whole.clients])
         return Replies(order, result, Spent(), arrived)
@@ -492,6 +496,8 @@ def _message(order: Order, row: int, chosen: bool = False) -> Parcel:
         facts["ascent"] = float(plan.ascent[row])
     if plan.anchored:
         facts["anchored"] = True
+    if plan.gradient:
+        facts["gradient"] = True
     if plan.before is not None:
         facts["before"] = int(plan.before[row])
     parts = {"c": plan.correction, "buffers": plan.buffers, "start": plan.start, "mask": plan.mask}
@@ -517,6 +523,8 @@ def _vectors(order: Order, row: int) -> dict[str, int]:
         vectors["first"] = d
     if _sends_sum(plan, row, int(plan.steps[row])):
         vectors["total"] = d
+    if plan.gradient:
+        vectors["gradient"] = d
     if plan.buffers is not None:
         vectors["buffers"] = plan.buffers.shape[1]
     if plan.second is not None:

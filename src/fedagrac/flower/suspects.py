@@ -73,8 +73,10 @@ def far_longer(replies: Replies) -> dict[int, str]:
     lengths = Lengths.of(replies.order.plan, replies.order.x, replies.result)
     sent_first = lengths.first != NOT_SENT
     transmitted = times_the_others(np.where(sent_first, lengths.first, lengths.mean))
+    sent = lengths.gradient[lengths.gradient != NOT_SENT]  # of all members, or of none
     found = {}
     for name, times in (
+        ("gradient", times_the_others(sent)),
         ("first gradient", np.where(sent_first, transmitted, np.nan)),
         ("update", times_the_others(lengths.update)),
     ):

@@ -7,14 +7,16 @@ module and translates between the two. The user's module is never changed.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from fedagrac.core.layout import Layout, Parameter
+from fedagrac.core.layout import Flow, Layout, Parameter
 from fedagrac.errors import InputError
 from fedagrac.models.buffers import Buffers
+from fedagrac.models.flow import follow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +34,7 @@ class VectorModel:
         names, parameters: the trainable parameters in the order of the vector.
         size: d, the length of the vector.
         buffers: the buffers that a forward pass changes, as another vector.
+        example: arguments of the module for a few samples, positional and by name; None if there are no data.
 
     Examples:
         >>> model = VectorModel(torch.nn.Linear(3, 2))
@@ -74,6 +77,8 @@ class VectorModel:
         self._sizes = [p.numel() for p in self.parameters]
         self.size = sum(self._sizes)
         self.buffers = Buffers(self.module)
+        self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._flow: Flow | None = None
 
     def initial(self) -> Tensor:
         """Return x_1, the weights of the user's module."""
@@ -105,7 +110,21 @@ class VectorModel:
                 for name, shape, layer in zip(self.names, self._shapes, owners, strict=True)
             ),
             frozen=tuple(name for name, _ in self.module.named_parameters() if name not in self.names),
+            tied=self._tied,
+            flow=self._follow,
         )
+
+    @functools.cached_property
+    def _tied(self) -> tuple[str, ...]:
+        """The other names of parameters that several layers share."""
+        first = {name for name, _ in self.module.named_parameters()}
+        return tuple(n for n, _ in self.module.named_parameters(remove_duplicate=False) if n not in first)
+
+    def _follow(self) -> Flow:
+        """Return what the module computes from what. It is traced when it is first asked for."""
+        if self._flow is None:
+            self._flow = follow(self.module, self.example)
+        return self._flow
 
     @property
     def has_dropout(self) -> bool:

@@ -157,7 +157,7 @@ def scales_shared_lr(run: StoredRun) -> bool:
 
 def measures_own_models(run: StoredRun) -> bool:
     """Return whether the run's results are those of the clients' own models."""
-    return run.algorithm in REGISTRY and algorithm(run.algorithm, lr=1.0).traits.personal
+    return any(name in REGISTRY and algorithm(name, lr=1.0).traits.personal for name in run.algorithms)
 
 
 def _settings_without_seed(run: StoredRun) -> str:

@@ -64,6 +64,10 @@ class Order:
         """Which members of the whole cohort this process runs, [m]."""
         return np.isin(self.whole.clients, self.cohort.clients)
 
+    def with_gradients(self, rows: Tensor) -> Order:
+        """Return the order with the gradients at x~ that its members sent, as the plan asked (`Plan.gradient`)."""
+        return replace(self, plan=replace(self.plan, at_start=rows))
+
     def alone(self, members: npt.NDArray[np.int64]) -> Order:
         """Return the order for some members of the whole cohort, with weights normalised over these members."""
         local = self.local
@@ -188,6 +192,7 @@ class Lengths:
         total: the norm of the mean gradient if sums were sent.
         buffers: the norm of the moving buffers, at least 1 and at least what it was before the round.
         moved: how far the moving buffers went in each step, at least STILL.
+        gradient: the norm of the gradient at x~ if it was sent with the model.
 
     Examples:
         >>> import torch
@@ -205,6 +210,7 @@ class Lengths:
     total: npt.NDArray[np.float64]
     buffers: npt.NDArray[np.float64]
     moved: npt.NDArray[np.float64]
+    gradient: npt.NDArray[np.float64]
 
     @classmethod
     def of(cls, plan: Plan, x: Tensor, result: Result) -> Lengths:
@@ -220,7 +226,8 @@ class Lengths:
         if result.buffers is not None and plan.buffers is not None:
             buffers = np.maximum(1.0, np.maximum(_norms(result.buffers), _norms(plan.buffers)))
             moved = np.maximum(STILL, _norms(result.buffers - plan.buffers) / plan.steps)
-        return cls(step_lengths(plan, x, result), first, mean, total, buffers, moved)
+        gradient = none if not plan.gradient or plan.at_start is None else _norms(plan.at_start)
+        return cls(step_lengths(plan, x, result), first, mean, total, buffers, moved, gradient)
 
     def rows(self) -> npt.NDArray[np.float64]:
         """Return all lengths as one matrix, one row for each attribute."""

@@ -371,6 +371,7 @@ class Simulated:
                 self.ranks.total,
                 aggregate=self.setup.aggregate,
                 layout=self.roster.layout,
+                mean_steps=self._mean_steps,
             )
         )
         if server.algorithm.traits.start == "nothing":
@@ -378,6 +379,13 @@ class Simulated:
         once = np.ones(len(everyone), np.int64)
         epochs = epoch_steps(self.federation.sizes, self.setup.batch_size)
         return self._spent(0, everyone, Cost(down=once, up=once, extra_steps=epochs), 0 * once)[0]
+
+    def _mean_steps(self) -> float:
+        """Return Kbar over all clients in the first rounds: 20, or fewer with very many clients."""
+        M = self.federation.num_clients
+        rounds = max(1, min(self.setup.rounds, 20, 1_000_000 // M))
+        counts = (checked_counts(self.steps, round, M, self.setup.seed) for round in range(rounds))
+        return sum(float(self.federation.weights @ K) for K in counts) / rounds
 
     def restore(self, server: Server, checkpoint: Checkpoint) -> None:
         """Bring a server to its state at a checkpoint."""
@@ -419,7 +427,10 @@ class Simulated:
         for server in servers:
             self._gradients.buffers_of = server.buffers_of
             whole = self.draw(server.rounds_done)
-            orders.append(server.plan(whole, self.local(whole)))
+            order = server.plan(whole, self.local(whole))
+            if order.plan.gradient:
+                order = order.with_gradients(order.cohort.gradients(order.x))
+            orders.append(order)
         results = self._execute(orders)
         if self.x.is_cuda:  # it works on the results until somebody reads a number
             self.draw_ahead(orders[0].whole.round + 1)

@@ -31,7 +31,7 @@ class Guard:
     norms |x_i - x~|. The other vectors of a reply must be finite and not too long, either:
 
     - A first gradient is compared with what the cohort transmits: the first gradients of some, the mean gradients
-      of the others. A sum of gradients is divided by K_i.
+      of the others. A sum of gradients is divided by K_i. A gradient at x~ is compared with those of the others.
     - Moving buffers are too long if their norm is, and if they also moved too far in each step. Norms below 1, and
       below that at the start of the round, count as such.
     - The state of a local optimizer must be finite. It may be long, because only the same client receives it.
@@ -61,6 +61,7 @@ class Guard:
         too_fast = self._sent(lengths.moved)
         checks = (
             ("the norm of its buffers", {r: f for r, f in self._sent(lengths.buffers).items() if r in too_fast}),
+            ("its gradient", self._sent(lengths.gradient)),
             ("its gradient sum", self._sent(lengths.total)),
             ("its first gradient", {r: f for r, f in self._sent(transmitted).items() if sent_first[r]}),
             ("its update", self.dropped(lengths.update)),
