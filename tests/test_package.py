@@ -98,15 +98,44 @@ def test_every_exported_name_exists_and_is_documented():
     assert not missing
 
 
-def test_the_tables_of_the_comparison_are_those_of_its_records():
+@pytest.fixture(scope="module")
+def rivals():
     spec = importlib.util.spec_from_file_location("rivals", ROOT / "benchmarks" / "rivals.py")
-    rivals = importlib.util.module_from_spec(spec)
-    sys.modules["rivals"] = rivals  # dataclasses look their module up
-    spec.loader.exec_module(rivals)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["rivals"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_the_comparison_are_those_of_its_records(rivals):
     page = (ROOT / "docs" / "comparison.md").read_text()
     tables = rivals.tables(rivals.read(ROOT / "benchmarks" / "records" / "rivals.jsonl"))
-    assert list(tables) == ["a9a", "fashion", "cifar10"]
+    assert list(tables) == ["a9a", "a9a, paired", "fashion", "fashion, paired", "cifar10"]
     assert all(f"\n{table}\n" in page for table in tables.values())
+
+
+def test_the_comparison_chooses_settings_that_reach_the_target_and_stay(rivals):
+    problem = rivals.PROBLEMS["a9a"]  # test loss 0.327, 80 rounds, chosen on the seeds 100 and 101
+
+    def run(lr, seed, *parts, name="fedavg", status="finished"):
+        losses = [loss for loss, rounds in parts for _ in range(rounds)]
+        facts = {"problem": "a9a", "name": name, "options": {"lr": lr}, "seed": seed, "status": status}
+        return {**facts, "round": list(range(1, 81)), "test_loss": losses}
+
+    touches = run(0.3, 100, (0.4, 9), (0.2, 1), (0.4, 70))
+    leaves = run(0.3, 100, (0.4, 20), (0.32, 40), (0.4, 20))
+    stays = run(0.1, 100, (0.4, 20), (0.32, 60))  # 4 of 5 rounds: (4 * 0.32 + 0.4) / 5 = 0.336
+    assert rivals.reached(touches, problem) is None
+    assert rivals.reached(leaves, problem) is None
+    assert stays["round"][rivals.reached(stays, problem)] == 25
+    fast_once = [run(0.3, 100, (0.32, 80)), run(0.3, 101, (0.4, 80))]
+    both = [stays, run(0.1, 101, (0.4, 40), (0.32, 40))]
+    assert rivals.chosen(fast_once + both, problem) == {("fedavg", None, None): {"lr": 0.1}}
+    lost = [run(0.3, seed, (0.3, 80), status="diverged") for seed in (100, 101)]
+    assert rivals.chosen(lost + both, problem) == {("fedavg", None, None): {"lr": 0.1}}
+    wider = {(options["lr"], seed) for _, options, seed in rivals.grown(problem, lost + both, ["fedavg"])}
+    assert wider == {(lr, seed) for lr in (0.03, 0.1, 0.3) for seed in (100, 101)}  # 0.1 is the smallest tried
+    assert rivals.edges(problem, lost + both, ("fedavg", None, None), {"lr": 0.1}) == {"lr": "smallest"}
 
 
 def test_every_algorithm_has_a_page_and_a_row():
