@@ -215,7 +215,7 @@ CASES = {
         "ResNet-20-GN, CIFAR-10", _built("resnet20"), *PICTURE, 20, 500, 25, Constant(50), short=(10, 2)
     ),
     "resnet18": Case(
-        "ResNet-18-GN, CIFAR-10", _built("resnet18"), *PICTURE, 20, 500, 25, Constant(20), short=(4, 2)
+        "ResNet-18-GN, CIFAR-10", _built("resnet18"), *PICTURE, 20, 500, 25, Constant(20), short=(2, 10)
     ),
     "alexnet": Case(
         "AlexNet, CIFAR-10", _built("alexnet"), *PICTURE, 20, 500, 25, Constant(100), short=(4, 10)
@@ -228,7 +228,7 @@ CASES = {
         "AlexNet, K = 500", _built("alexnet"), *PICTURE, 20, 500, 25, Constant(500), short=(4, 2), only_gpu=True
     ),
     "vgg19": Case(
-        "VGG-19, CIFAR-10", _built("vgg19"), *PICTURE, 20, 500, 25, Constant(20), short=(4, 2)
+        "VGG-19, CIFAR-10", _built("vgg19"), *PICTURE, 20, 500, 25, Constant(20), short=(2, 10)
     ),
     "fl-simulator": Case(
         "FL-Simulator: ResNet-18-GN", lambda: torchvision_resnet18(_two_groups), *PICTURE, 100, 500, 50,
