@@ -14,7 +14,7 @@ from fedagrac.paper.__main__ import main
 from fedagrac.paper.gaps import Objective, run_gaps
 from fedagrac.paper.overview import HEADLINES, blank_rows, cost, headline_rows
 from fedagrac.paper.page import page
-from fedagrac.paper.regime_map import Advantage, two_speeds
+from fedagrac.paper.regime_map import Advantage, advantage, two_speeds
 from fedagrac.paper.runner import Deadline
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +102,18 @@ def fake(trial, gaps):
     accuracies = {name: [0.5, 0.6] for name in kept}
     outcome = {"gaps": kept, "accuracies": accuracies, "diverged": [], "rounds": 60, "seconds": 1.0}
     return TrialRecord(trial.name, trial.settings, outcome, {"torch": "2"})
+
+
+def test_an_advantage_after_an_earlier_round_counts_runs_that_kept_it():
+    """In the map half the gap after 20 rounds, twice the gap after 60; long runs keep round 20 alone."""
+    trials = {trial.name: trial for trial in MAP.trials("paper")}
+    short, long = trials["map/ratio10-fast10/seed0"], trials["long/ratio10-fast10/seed0"]
+    records = {trial.name: fake(trial, {}) for trial in (short, long)}
+    records[short.name].outcome["gaps"]["hybrid/full/epoch/0.1"] = [1.0, 2.0]
+    pair = "ratio10-fast10", "hybrid/full/epoch/0.1", "scaffold/full/0.1"
+    assert advantage(records, *pair, after=20).mean == pytest.approx(math.log(2))
+    assert advantage(records, *pair).mean == pytest.approx(-math.log(2))
+    assert advantage(records, *pair, after=30).seeds == 0
 
 
 def test_a_map_says_where_an_estimate_is_ahead_and_where_behind():

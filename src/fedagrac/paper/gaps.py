@@ -153,7 +153,7 @@ def run_gaps(settings: dict[str, Any], deadline: Deadline, data_dir: Path | None
         participation=settings.get("participation"),
         seed=settings["seed"],
         engine="lanes",
-        compile=True,  # the compiled steps stay on disk for the trials that follow
+        compile=at[-1] > 10,  # compiled steps stay on disk for the trials that follow; quick ones gain nothing
         eval_every=at[0],
     )
     fleet = Simulated.of(build_model(settings["model"], settings["seed"]), federation, setup)

@@ -186,13 +186,14 @@ def _percent(log: float) -> str:
     return f"{100 * math.expm1(-log):+.0f}%"
 
 
-def advantage(records: TrialRecords, fleet: str, one: str, other: str, point: int = -1) -> Advantage:
-    """Return how far an algorithm is ahead of another in a fleet, after the last (or another) kept round."""
+def advantage(records: TrialRecords, fleet: str, one: str, other: str, after: int | None = None) -> Advantage:
+    """Return how far an algorithm is ahead of another in a fleet, after the last kept round or after this one."""
     by_seed: dict[str, dict[str, float]] = {}
     for name, record in records.items():
         _, cell, seed = name.split("/")
-        if cell == fleet and record.finished:
-            needed = range(len(record.settings["at"]))[point]
+        at = record.settings["at"]
+        if cell == fleet and record.finished and (after is None or after in at):
+            needed = len(at) - 1 if after is None else at.index(after)
             kept = {key: _gap(gaps, needed) for key, gaps in record.outcome["gaps"].items()}
             by_seed.setdefault(seed, {}).update(kept)
     pairs = [(gaps[other], gaps[one]) for gaps in by_seed.values() if one in gaps and other in gaps]
@@ -234,13 +235,15 @@ def _table(records: TrialRecords, scale: Scale) -> Table:
     return Table(("fast clients make", "share that is fast", "K", *titles), tuple(rows))
 
 
-def _judge_all(claim: str, records: TrialRecords, one: str, other: str, counts: dict[str, Any]) -> Verdict:
+def _judge_all(
+    claim: str, records: TrialRecords, one: str, other: str, counts: dict[str, Any], after: int | None = None
+) -> Verdict:
     """Judge that an algorithm is ahead in every fleet, with Holm's correction over the fleets.
 
     One fleet where it is behind decides against it.
     """
     fleets = {fleet: words_of(ratio, fast) for fleet, ratio, fast in _named(counts)}
-    found = {fleet: advantage(records, fleet, one, other) for fleet in sorted(fleets)}
+    found = {fleet: advantage(records, fleet, one, other, after) for fleet in sorted(fleets)}
     found = {fleet: ahead for fleet, ahead in found.items() if ahead.seeds > 1}
     if not found:
         return Verdict(claim, "not decided", "-")
@@ -282,6 +285,13 @@ def _claims(records: TrialRecords) -> list[Verdict]:
             verdicts.append(
                 _judge_all(claim, records, f"{name}/full/epoch/{eta:g}", f"scaffold/full/{eta:g}", COUNTS["paper"])
             )
+    early = COUNTS["paper"]["at"][0]
+    for eta in COUNTS["paper"]["etas"]:
+        claim = (
+            f"eta {eta:g}, after {early} rounds: hybrid is ahead of SCAFFOLD, both from full gradients, everywhere"
+        )
+        pair = f"hybrid/full/epoch/{eta:g}", f"scaffold/full/{eta:g}"
+        verdicts.append(_judge_all(claim, records, *pair, COUNTS["paper"], early))
     eta = LONG["eta"]
     for name in ESTIMATORS:
         claim = (
