@@ -1,5 +1,6 @@
 """Benchmarks run and count what they claim. No test depends on a time."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import torch
 
 from fedagrac.cli.app import main
 from fedagrac.experiments import bench
+from fedagrac.experiments.bench import timing
 from fedagrac.experiments.bench.timing import Bench, engine_times
 from fedagrac.heterogeneity import Constant
 
@@ -73,8 +75,20 @@ def test_the_workload_of_fl_simulator_is_five_epochs_of_ten_clients():
 def test_a_gpu_times_whole_rounds_and_a_cpu_short_ones():
     case = bench.CASES["vgg19"]
     assert case.on("cuda") is case
-    assert (case.on("cpu").clients, case.on("cpu").client_steps()) == (4, 8)
+    assert (case.on("cpu").clients, case.on("cpu").client_steps()) == (2, 20)
     assert ("vgg19", "compiled lanes") not in bench.planned(["vgg19"], ["serial", "compiled lanes"], "cpu")
+
+
+def test_the_plain_loop_makes_as_many_steps_per_client_as_the_timed_round(monkeypatch):
+    asked = []
+
+    def no_steps(case, device, per_client):
+        asked.append((case.clients, per_client))
+        return itertools.repeat(None)
+
+    monkeypatch.setattr(timing, "plain_steps", no_steps)
+    timing.plain_loop(bench.CASES["vgg19"], "cpu", seconds=0.0)
+    assert asked == [(2, 10)]
 
 
 def test_auto_is_a_row_with_what_it_takes_and_how_far_it_is_behind(monkeypatch):
