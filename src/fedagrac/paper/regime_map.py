@@ -380,7 +380,7 @@ RECIPE = Recipe(
         "with Holm's correction over the fleets; two are level where the interval is within 5 %",
         "rounds of several local epochs (a mean of 500 steps, about six epochs) run at eta 0.02 for 20 rounds; at "
         "a mean of 100 steps a first epoch is most of a round, so the estimates hardly differ. This part was "
-        "added after the map had been seen; its fleets with one fast client were stopped for their cost",
+        "added after the map had been seen",
         "the map has full gradients at the start and the first epoch's gradient at three etas; other starts and "
         "first gradients run at eta 0.03 alone",
         "quick: a mean of 20 steps, two fleets, 10 rounds, one seed; medium: six fleets, eta 0.03, two seeds",
