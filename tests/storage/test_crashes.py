@@ -177,9 +177,11 @@ def test_a_claim_ends_with_its_process(tmp_path):
         pass
 
 
-def test_only_temporary_files_of_this_package_are_removed(tmp_path):
+def test_only_temporary_files_of_this_package_and_of_safetensors_are_removed(tmp_path):
     kept = ["status.json", ".bashrc", ".lock", ".round-00000001.safetensors", ".thing.12", "round-1.safetensors.7"]
+    kept += [".tmp", ".tmp-notes"]
     gone = [".status.json.12", ".round-00000001.safetensors.4711", ".history.jsonl.1", ".experiment.toml.99"]
+    gone += [".tmppammBI"]
     for name in [*kept, *gone]:
         (tmp_path / name).write_text("")
     remove_leftovers(tmp_path)

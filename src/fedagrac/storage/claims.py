@@ -33,7 +33,8 @@ def is_leftover(path: Path) -> bool:
         >>> is_leftover(Path(".lock")), is_leftover(Path(".status.json.4711")), is_leftover(Path("status.json"))
         (True, True, False)
     """
-    return path.name == LOCK or re.fullmatch(r"\..+\.(toml|jsonl?|safetensors)\.\d+", path.name) is not None
+    ours, of_safetensors = r"\..+\.(toml|jsonl?|safetensors)\.\d+", r"\.tmp[A-Za-z0-9]{6}"
+    return path.name == LOCK or re.fullmatch(f"{ours}|{of_safetensors}", path.name) is not None
 
 
 def remove_leftovers(folder: Path) -> None:
