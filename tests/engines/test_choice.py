@@ -1,6 +1,8 @@
 """Which engine a run takes, and why."""
 
+import hashlib
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -197,6 +199,22 @@ def test_a_measurement_is_kept_and_not_repeated(timed):
     assert (kept["parameters"], kept["lanes"], kept["torch"]) == (650, 6, torch.__version__)
     choose_engine(workload(nn.Linear(64, 10, bias=False)), "auto", "auto", 6, 1e5)  # another model: another file
     assert len(measured_choices()) == 2
+
+
+def test_other_code_of_the_engines_is_measured_anew(timed, monkeypatch):
+    times, measured = timed
+    times.update(zip(ALL, (100, 10, 1, 50), strict=True))
+    choose_engine(workload(), "auto", "auto", 6, 1e5)
+    version, digest = measured_choices()[0]["fedagrac"].split("+")
+    sources = sorted(Path(choice.__file__).parent.rglob("*.py"))
+    assert (version, digest) == (
+        fg.__version__, hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:10],
+    )  # fmt: skip
+    measured.clear()
+    monkeypatch.setattr(choice, "code_version", lambda: f"{version}+edited")
+    times.update({"serial": 1, "lanes": 1000})
+    assert choose_engine(workload(), "auto", "auto", 6, 1e5)[0].kind == "serial"
+    assert set(measured) == {"serial", "lanes"}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"candidates": {"lanes": {"us": "x"}}}', '{"candidates": 3}'])

@@ -132,3 +132,38 @@ def test_group_norms_and_pools_over_whole_pictures_run_as_lanes_without_warnings
             )  # fmt: skip
             ends.append(result.vector)
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-10, atol=1e-12)
+
+
+class Keywords(nn.Module):
+    """Calls functions of torch with every argument by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        h = nn.functional.linear(input=x, weight=self.first.weight, bias=self.first.bias)
+        h = nn.functional.dropout(input=h, p=0.0, training=self.training)
+        h = nn.functional.group_norm(input=h, num_groups=1)
+        return nn.functional.linear(weight=self.second.weight, input=h)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("fast", [False, True])
+def test_functions_that_get_their_arguments_by_name_run_as_lanes(calls, monkeypatch, compile, fast):
+    monkeypatch.setattr(products, "FEWEST_OPERATIONS", 1 if fast else FEWEST_OPERATIONS)
+    torch.manual_seed(0)
+    model = Keywords()
+    rng = np.random.default_rng(0)
+    arrays = [(rng.normal(size=(20, 6)), rng.integers(0, 3, 20)) for _ in range(3)]
+    ends = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for engine, compiled in (("serial", False), ("lanes", compile)):
+            result = fg.simulate(
+                copy.deepcopy(model), fg.Federation.from_arrays(arrays), fg.FedAvg(lr=0.1), rounds=1, steps=3,
+                batch_size=5, engine=engine, compile=compiled,
+            )  # fmt: skip
+            ends.append(result.vector)
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-5, atol=1e-6)
+    assert bool(calls) == fast

@@ -24,13 +24,13 @@ import torch
 
 from fedagrac.core.local import Plan
 from fedagrac.data.trees import leaves
+from fedagrac.engines.code import code_version
 from fedagrac.engines.lanes.engine import LanesEngine
 from fedagrac.engines.lanes.fixed import COMPILED_WIDTHS, UNROLL, widths_for
 from fedagrac.engines.serial import SerialEngine
 from fedagrac.errors import InputError, non_negative, one_of, positive
 from fedagrac.files import cache_folder, make_folder, write_atomically
 from fedagrac.parsing import parse_json
-from fedagrac.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -251,7 +251,7 @@ class Measurements:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
-            "fedagrac": __version__,
+            "fedagrac": code_version(),
         }
 
     def best(self, names: list[str], client_steps: float) -> tuple[Engine, str]:

@@ -72,7 +72,7 @@ class RoutedLayers(CallMode):
             self._routes[functional.group_norm] = _group_norm
         if not side_by_side:
             self._routes[functional.linear] = _linear
-        elif faster_products():
+        elif fused or faster_products():
             self._routes[functional.linear] = _linear_of_lanes
 
     @contextlib.contextmanager
@@ -91,10 +91,12 @@ class RoutedLayers(CallMode):
             self._number += 1
             self.used = True
         route = self._routes.get(function)
-        if route is _linear_of_lanes and not _large(args):
-            self.used = self.used or _large(args, self.times)
-            route = None
         if route is None:
+            return function(*args, **options)
+        if "input" in options:  # the first parameter of most of these functions
+            args, options = (options["input"], *args), {k: v for k, v in options.items() if k != "input"}
+        if route is _linear_of_lanes and not (self.fused or _large(*args, **options)):
+            self.used = self.used or _large(*args, **options, times=self.times)
             return function(*args, **options)
         self.used = True
         return route(*args, **options)
@@ -197,16 +199,16 @@ def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return (output if bias is None else output + bias[:, None]).T
 
 
-def _large(args: tuple[Any, ...], times: float = 1.0) -> bool:
+def _large(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, times: float = 1.0) -> bool:
     """Return whether oneDNN should multiply what a linear layer gets, if it has so many times as many samples."""
-    if len(args) < 2:
-        return False
-    inputs, weight = args[:2]
     return inputs.ndim > 1 and fast(inputs.flatten(0, -2), weight.mT, times)
 
 
 def _linear_of_lanes(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a linear layer whose product is fast on this CPU."""
+    """Return a linear layer whose products are by the library and in the layout that are fast on this CPU.
+
+    The layout alone is not worth the calls of Python in uncompiled steps.
+    """
     output: Tensor = _Linear.apply(inputs, weight)  # type: ignore[no-untyped-call]
     return output if bias is None else output + bias
 

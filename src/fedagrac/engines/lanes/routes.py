@@ -18,13 +18,13 @@ import torch
 from torch.func import vmap
 from torch.nn import functional
 
+from fedagrac.engines.code import code_version
 from fedagrac.engines.lanes.convolutions import GROUPED, ROUTES, routes_for
 from fedagrac.engines.lanes.layers import RoutedLayers
 from fedagrac.engines.precision import product_precision
 from fedagrac.errors import one_of, positive
 from fedagrac.files import cache_folder, make_folder, read_bounded, write_atomically
 from fedagrac.parsing import parse_json
-from fedagrac.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,7 +170,7 @@ def _about(
         "precision": product_precision(dtype),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
-        "fedagrac": __version__,
+        "fedagrac": code_version(),
     }
 
 
