@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import fedagrac as fg
 from fedagrac.data.batches import batch_positions
@@ -189,6 +190,117 @@ class Bert(nn.Module):
         return self.net(input_ids, attention_mask[:, None, None].bool()).logits
 
 
+class Mobile(nn.Module):
+    """Depthwise convolutions and squeeze-and-excitation."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.norm = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)
+        self.depthwise = nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8)
+        self.squeeze, self.excite, self.out = nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        h = functional.hardswish(self.depthwise(functional.relu6(self.norm(self.wide(x)))))
+        gate = torch.sigmoid(self.excite(functional.relu(self.squeeze(h.mean((2, 3), keepdim=True)))))
+        return self.out(functional.adaptive_avg_pool2d(h * gate, 1).flatten(1))
+
+
+class UNet(nn.Module):
+    """A transposed convolution, bilinear upsampling, and a skipped connection."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ConvTranspose2d(4, 4, 2, stride=2)
+        self.out = nn.Conv2d(11, CLASSES, 1)
+
+    def forward(self, x):
+        low = functional.relu(self.down(x))
+        fine = functional.interpolate(low, scale_factor=2, mode="bilinear")
+        return self.out(torch.cat([x, self.up(low), fine], 1)).mean((2, 3))
+
+
+class ViT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 8, 4, stride=4), nn.LayerNorm(8)
+        self.token, self.places = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 5, 8))
+        self.attention, self.out = nn.Linear(8, 24), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        h = self.patches(x).flatten(2).transpose(1, 2)
+        h = torch.cat([self.token.expand(len(x), -1, -1), h], 1) + self.places
+        h = h + functional.scaled_dot_product_attention(*self.attention(self.norm(h)).chunk(3, -1))
+        return self.out(h[:, 0])
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.out(self.layers(self.embedding(x), src_key_padding_mask=x == 0)[:, 0])
+
+
+class Graph(nn.Module):
+    """Nodes on a ring, two messages each, added by index."""
+
+    def __init__(self):
+        super().__init__()
+        self.message, self.out = nn.Linear(1, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        h = functional.relu(self.message(x[..., None]))
+        ends = torch.arange(12) % 6
+        sums = torch.zeros(len(x), 6, 4, dtype=h.dtype).index_add(1, ends, torch.cat([h, h.roll(1, 1)], 1))
+        return self.out(sums.amax(1))
+
+
+class Experts(nn.Module):
+    """The two experts of three that a gate scores highest."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(6, 3), nn.ModuleList(nn.Linear(6, CLASSES) for _ in range(3))
+
+    def forward(self, x):
+        scores, chosen = torch.softmax(self.gate(x), -1).topk(2, -1)
+        weights = torch.zeros(len(x), 3, dtype=x.dtype).scatter(-1, chosen, scores)
+        return sum(weights[:, k : k + 1] * expert(x) for k, expert in enumerate(self.experts))
+
+
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag, self.pairs = nn.EmbeddingBag(VOCABULARY, 4, mode="sum"), nn.Bilinear(4, 4, CLASSES)
+
+    def forward(self, x):
+        return self.pairs(self.bag(x), self.bag(x[:, :2]))
+
+
+class Branch(nn.Module):
+    """One of two layers, chosen by the samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(6, CLASSES), nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        return self.one(x) if x.sum() > 0 else self.other(x)
+
+
+class Recomputed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.out(checkpoint(lambda h: torch.tanh(self.inner(h)), x, use_reentrant=False))
+
+
 def residual(norm, widths):
     return lambda: ResNet(widths, 1, CLASSES, norm, 2, projected=True)
 
@@ -217,6 +329,20 @@ KINDS = {
     "spectral-norm": Kind(
         "spectral_norm", mlp(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3))), numbers
     ),
+    "weight-norm": Kind(
+        "weight_norm",
+        mlp(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh, lambda: nn.Linear(8, 3)),
+        numbers,
+    ),
+    "mobile": Kind("depthwise convolutions, squeeze-and-excitation", Mobile, pictures),
+    "unet": Kind("transposed convolution, bilinear upsampling", UNet, pictures),
+    "vit": Kind("vision transformer", ViT, pictures),
+    "encoder": Kind("TransformerEncoder, padding mask", Encoder, characters),
+    "graph": Kind("messages on a graph, index_add", Graph, numbers),
+    "experts": Kind("mixture of experts, topk and scatter", Experts, numbers),
+    "pairs": Kind("EmbeddingBag, Bilinear", Pairs, characters),
+    "branch": Kind("a branch that depends on the samples", Branch, numbers),
+    "checkpoint": Kind("activation checkpointing", Recomputed, numbers),
 }
 
 

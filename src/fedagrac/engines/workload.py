@@ -5,10 +5,12 @@ Algorithm names may not enter here.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -347,17 +349,16 @@ class Workload:
         Torch counts the multiplications and additions of matrix products and convolutions only. It counts them on
         its meta device, which computes nothing. There, recurrent layers and attention consist of products; on a
         CPU they are single operators that torch cannot count. A module that cannot run there is counted on its own
-        device.
+        device; infinity stands for one whose operations torch cannot count at all.
         """
         from torch.utils.flop_counter import FlopCounterMode
 
-        counter = FlopCounterMode(display=False)
-        try:
-            self._step_under(counter, torch.device("meta"))
-        except Exception:  # for example a loss that reads numbers
+        for device in (torch.device("meta"), self.model.device):
             counter = FlopCounterMode(display=False)
-            self._step_under(counter, self.model.device)
-        return float(counter.get_total_flops())
+            with contextlib.suppress(Exception):  # for example a loss that reads numbers
+                self._step_under(counter, device)
+                return float(counter.get_total_flops())
+        return math.inf
 
     def step_calls(self) -> int:
         """Return how many of torch's operations one local step calls, forward and backward."""
@@ -375,11 +376,12 @@ class Workload:
         )
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         state = {name: tensor.detach().to(device) for name, tensor in tensors.items()}
-        trained = [state[name].requires_grad_() for name in self.model.names]
+        for name in self.model.names:
+            state[name].requires_grad_()
         args, options = self.arguments(inputs)
         with torch.random.fork_rng(), torch.enable_grad(), mode:
             loss = self.loss(torch.func.functional_call(module, state, args, options), targets)
-            torch.autograd.grad(loss, trained, allow_unused=True)
+            torch.autograd.backward(loss)  # autograd.grad through parametrisations fails in torch's counter (2.13)
         self.model.buffers.put(None)
 
 

@@ -23,6 +23,7 @@ from fedagrac.files import cache_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.fx import GraphModule
 
 __all__ = ["CannotCompileError", "compile_step"]
 
@@ -64,7 +65,7 @@ def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]
             warnings.simplefilter("ignore")  # they concern torch's internals; users cannot act on them
             # every call has the same shapes and memory, so torch need not check them
             skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)
-            traced = with_faster_products(make_fx(flat)(*tensors))
+            traced = _with_own_memory(with_faster_products(make_fx(flat)(*tensors)))
             compiled = torch.compile(traced, dynamic=False, options={"guard_filter_fn": skip} if skip else None)
             with _quoted_library_path():
                 compiled(*tensors)
@@ -73,6 +74,34 @@ def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]
         raise CannotCompileError(lines[0][:200]) from error
     log.info("compiled a step in %.1f s", time.perf_counter() - begun)
     return lambda: compiled(*tensors)
+
+
+def _with_own_memory(graph: GraphModule) -> GraphModule:
+    """Copy what lanes share before numbers are written into it; change the graph in place and return it.
+
+    A tensor that the module makes is the same for all lanes, so vmap expands it without memory for each lane. If
+    numbers are then written into it by index, inductor's code writes those of all lanes to one place (torch 2.13).
+    """
+    aten: Any = torch.ops.aten
+    written = (
+        aten.index_add.default,
+        aten.index_copy.default,
+        aten.index_put.default,
+        aten._unsafe_index_put.default,
+    )
+    for node in list(graph.graph.nodes):
+        if node.target in written and _overlaps(node.args[0].meta["val"]):
+            with graph.graph.inserting_before(node):
+                copied = graph.graph.call_function(
+                    aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
+                )
+            node.replace_input_with(node.args[0], copied)
+    graph.recompile()
+    return graph
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 @contextlib.contextmanager

@@ -87,7 +87,7 @@ class LanesEngine:
             buffers=None if plan.buffers is None else torch.empty_like(plan.buffers),
             slots=None if plan.slots is None else tuple(rows() for _ in plan.slots),
         )
-        with training(self.workload):
+        with training(self.workload), self.model.quiet():
             self.model.route(min(len(clients), self.width or len(clients)))
             for number, members in enumerate(self.packing(plan, clients)):
                 seed_dropout(self.workload, round, number)
@@ -118,7 +118,7 @@ class LanesEngine:
                 continue
             fitting = self.memory.fitting_width(4, int(size), 1)
             width = max(1, min(len(members), FULL_GRADIENT_CHUNK // int(size), fitting))
-            with training(w):
+            with training(w), self.model.quiet():
                 self.model.route(width)
                 for start in range(0, len(members), width):
                     some = members[start : start + width]

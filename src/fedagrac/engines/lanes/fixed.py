@@ -19,7 +19,7 @@ import torch
 
 from fedagrac.core.optimizers import clip_factors, numbers_after
 from fedagrac.engines.base import starts_of
-from fedagrac.engines.lanes.compiled import compile_step
+from fedagrac.engines.lanes.compiled import CannotCompileError, compile_step
 from fedagrac.engines.lanes.kernels.descend import descend
 from fedagrac.engines.lanes.points import Points, per_lane
 
@@ -44,6 +44,12 @@ COMPILED_WIDTHS = 4
 
 UNROLL = (5, 2, 1)
 """Steps of a small model per compiled call; the largest that the longest lane needs is taken."""
+
+COMPILED_ERROR = {torch.float64: 1e-6, torch.float32: 0.02, torch.bfloat16: 0.2}
+"""How far compiled steps may be from the same steps uncompiled, by the type of the numbers that are multiplied.
+
+In a deep network rounding moves some ReLU to the other side of zero, and a gradient by a percent.
+"""
 
 Pieces = Callable[..., Any]
 """`LaneModel.pieces`, which returns losses, gradients by parameter, and the buffers afterwards, among others."""
@@ -117,6 +123,7 @@ class FixedLanes:
         self, wave: Wave, plan: Plan, x: Tensor, workload: Workload, pieces: Pieces, compiled: bool = False
     ) -> None:
         self._pieces, self._model, self._local = pieces, workload.model, plan.local
+        self._product_dtype = workload.product_dtype
         self._keeps = plan.slots is not None
         self._decay = workload.decay_after_clipping(plan.local)
         W, batch = len(wave.rows), wave.samples.shape[1]
@@ -200,6 +207,8 @@ class FixedLanes:
         for begin in range(0, len(wave.running), TABLE_STEPS):
             steps = slice(begin, min(begin + TABLE_STEPS, len(wave.running)))
             self._lay_out(wave, plan, offsets[steps], wave.running[steps], begin)
+            for kind in missing if self.compiled and begin == 0 else ():
+                self._check_compiled(kind)
             for kind in kinds[begin // self.unroll : -(-steps.stop // self.unroll)]:
                 self._prepared[kind]()
         K = torch.as_tensor(plan.steps[wave.rows], dtype=torch.float64, device=x.device)
@@ -365,6 +374,32 @@ class FixedLanes:
             steps = compile_step(lambda buffers: self._steps(kind, Buffers(*buffers)), self.buffers)
         return self._record(steps) if self._on_gpu else steps
 
+    def _check_compiled(self, kind: Kind) -> None:
+        """Raise CannotCompileError if a compiled call moves the lanes otherwise than the same steps uncompiled.
+
+        The buffers keep their numbers. Steps that are random, because of dropout for example, are not compared.
+        """
+        b = self.buffers
+        optional = (b.first, b.total, (b.moving or {}).values(), *b.slots)
+        changing = [*b.X, b.loss, b.counter, *(block for blocks in optional for block in blocks or ())]
+        before = [tensor.clone() for tensor in changing]
+
+        def moved(steps: Callable[[], Any], seed: int) -> list[Tensor]:
+            torch.manual_seed(seed)
+            steps()
+            ends = [block - start for block, start in zip(b.X, before, strict=False)]
+            for tensor, start in zip(changing, before, strict=True):
+                tensor.copy_(start)
+            return ends
+
+        uncompiled: Callable[[], Any] = lambda: self._steps(kind, b)  # noqa: E731
+        with torch.random.fork_rng([b.loss.device] if self._on_gpu else []):
+            expected = moved(uncompiled, seed=0)
+            if all(map(torch.equal, expected, moved(uncompiled, seed=1))):
+                got = moved(self._prepared[kind], seed=0)
+                if not _agree(got, expected, COMPILED_ERROR[self._product_dtype]):
+                    raise CannotCompileError("torch's compiler gives other numbers than the steps themselves")
+
     def _record(self, steps: Callable[[], Any]) -> Callable[[], Any]:
         """Record steps as a CUDA graph and return its replay."""
         if self._side is None:  # one for all recordings: libraries allocate memory for each stream
@@ -379,6 +414,13 @@ class FixedLanes:
                 steps()
         self._pool = graph.pool()
         return graph.replay
+
+
+def _agree(moves: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> bool:
+    """Return whether moves of all lanes agree in every block, up to a part of its norm and of the whole norm."""
+    norms = torch.stack([block.norm() for block in expected])
+    errors = torch.stack([(ours - theirs).norm() for ours, theirs in zip(moves, expected, strict=True)])
+    return bool(((errors <= tolerance * (norms + 0.01 * norms.norm())) | ~norms.isfinite()).all())
 
 
 def _unroll(wave: Wave, workload: Workload) -> int:

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["RoutedLayers", "convolutions_of"]
 
 _OPTIONS = ("bias", "stride", "padding", "dilation", "groups")
+_BAG_OPTIONS = (
+    "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights",
+    "include_last_offset", "padding_idx",
+)  # fmt: skip
 
 
 class RoutedLayers(CallMode):
@@ -65,6 +69,9 @@ class RoutedLayers(CallMode):
             functional.embedding: _embedding,
             functional.scaled_dot_product_attention: _attention,
             functional.multi_head_attention_forward: _multi_head_attention,
+            functional.embedding_bag: _embedding_bag,
+            functional.bilinear: _bilinear,
+            torch._weight_norm: _weight_norm,
         }
         self._routes |= recurrent_routes(fused)
         if side_by_side or fused:
@@ -95,8 +102,8 @@ class RoutedLayers(CallMode):
             return function(*args, **options)
         if "input" in options:  # the first parameter of most of these functions
             args, options = (options["input"], *args), {k: v for k, v in options.items() if k != "input"}
-        if route is _linear_of_lanes and not (self.fused or _large(*args, **options)):
-            self.used = self.used or _large(*args, **options, times=self.times)
+        if route is _linear_of_lanes and not (self.fused or _large(1.0, *args, **options)):
+            self.used = self.used or _large(self.times, *args, **options)
             return function(*args, **options)
         self.used = True
         return route(*args, **options)
@@ -154,6 +161,33 @@ def _embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None, *arg
     return torch.where((ids == padding_idx % weight.shape[0])[..., None], rows.detach(), rows)
 
 
+def _embedding_bag(ids: Tensor, weight: Tensor, *args: Any, **options: Any) -> Tensor:
+    """Return bags of embeddings; torch has no vmap rule for them (torch 2.13)."""
+    chosen = dict(zip(_BAG_OPTIONS, args, strict=False)) | options
+    mode, weights = chosen.get("mode", "mean"), chosen.get("per_sample_weights")
+    others = ("offsets", "max_norm", "scale_grad_by_freq", "sparse", "include_last_offset", "padding_idx")
+    if ids.ndim != 2 or any(chosen.get(name) not in (None, False) for name in others):
+        theirs: Tensor = functional.embedding_bag(ids, weight, *args, **options)
+        return theirs
+    rows: Tensor = functional.embedding(ids, weight)
+    if weights is not None:
+        rows = rows * weights[..., None]
+    return rows.max(1).values if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
+
+
+def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x^T W_k z for every k; torch has no vmap rule for it (torch 2.13)."""
+    output = torch.einsum("...i,kij,...j->...k", input1, weight, input2)
+    return output if bias is None else output + bias
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """Return g v / |v|, norms over all dimensions but one; torch has no vmap rule for it (torch 2.13)."""
+    over = None if dim == -1 else [d for d in range(v.ndim) if d != dim % v.ndim]
+    norms: Tensor = torch.linalg.vector_norm(v, dim=over, keepdim=over is not None)
+    return v * (g / norms)
+
+
 def _dropout(
     fused: bool, stored: bool, inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
@@ -199,7 +233,7 @@ def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return (output if bias is None else output + bias[:, None]).T
 
 
-def _large(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, times: float = 1.0) -> bool:
+def _large(times: float, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Return whether oneDNN should multiply what a linear layer gets, if it has so many times as many samples."""
     return inputs.ndim > 1 and fast(inputs.flatten(0, -2), weight.mT, times)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch.func import functional_call, vmap
 
 from fedagrac.core.optimizers import ascent_factors
-from fedagrac.data.trees import leaves, map_leaves, num_samples
+from fedagrac.data.trees import map_leaves, num_samples
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.engines.lanes.modes import CannotBatchError
 from fedagrac.engines.lanes.points import per_lane
@@ -39,16 +39,21 @@ ROUNDED = 0.05
 """The largest relative difference of float32 gradients that may come from rounding."""
 
 
+_UNRULED = re.compile(r".*performance drop because we have not yet implemented the batching rule for (\S+)\.")
+"""What torch says of an operation that it runs for one lane after another."""
+
+
 class LaneModel:
     """Computes losses and gradients of many lanes, the module's forward vmapped over their models.
 
     Attributes:
         layers: how layers run for many lanes; None for torch's own vmap rules. On a GPU `route` sets them.
         fused: whether layers consist of operations that a compiler can fuse, for compiled steps.
+        slow: whether some operations run for one lane after another.
     """
 
     def __init__(self, workload: Workload, fused: bool) -> None:
-        self.workload, self.fused = workload, fused
+        self.workload, self.fused, self.slow = workload, fused, False
         on_gpu = workload.model.device.type == "cuda"
         self.layers = None if on_gpu else RoutedLayers(side_by_side=True, fused=fused)
         self._losses = vmap(self._loss, randomness="different")
@@ -229,15 +234,18 @@ class LaneModel:
         for layers in (RoutedLayers() if on_gpu else self.layers, None):  # ours, then torch's vmap rules
             self.layers = layers
             try:
-                agrees = self._compared(X, samples)
-                if not agrees and self.layers is not None and self.layers.positions is not None:
-                    self.layers.positions = None  # the loss, or a hook, looks at more than the module's output
+                with _without_rules() as unruled:
                     agrees = self._compared(X, samples)
+                    if not agrees and self.layers is not None and self.layers.positions is not None:
+                        self.layers.positions = None  # the loss, or a hook, looks at more than the module's output
+                        agrees = self._compared(X, samples)
             except Exception as error:
                 failure = failure or error  # of our layers: without them torch may stop at an earlier layer
                 if isinstance(error, CannotBatchError):
                     break
             else:
+                if unruled:
+                    self._say_slow(samples[0], unruled)
                 if not agrees:
                     reason = "a vmap rule of torch gives another gradient than the module itself"
                     warnings.warn(f"clients run one after another: {reason}", stacklevel=4)
@@ -338,23 +346,80 @@ class LaneModel:
         return gradient.add(x, alpha=w.weight_decay)
 
     def _failing_layer(self, samples: Tensor) -> str:
-        """Return the innermost layer whose vmapped forward fails, or "the loss"."""
-        w = self.workload
+        """Return the innermost layer whose vmapped forward fails, or "the loss", or "the backward pass"."""
         entered: list[str] = []
         left: list[str] = []
+        try:
+            self._pass_layers(samples, entered.append, left.append)
+        except Exception:
+            unfinished = [title for title in entered if title not in left]
+            return unfinished[-1] if unfinished else "the loss"
+        return "the backward pass"
+
+    def _say_slow(self, samples: Tensor, operations: set[str]) -> None:
+        """Warn of layers in which lanes run one after another, because torch has no rule for an operation."""
+        self.slow = True
+        inside: list[str] = []
+        slow: dict[str, None] = {}
+        with _without_rules() as unruled:
+
+            def attribute() -> None:
+                if unruled and inside:
+                    slow[inside[-1]] = None
+                unruled.clear()
+
+            def entered(title: str) -> None:
+                attribute()
+                inside.append(title)
+
+            def left(title: str) -> None:
+                attribute()
+                inside.pop()
+
+            with contextlib.suppress(Exception):
+                self._pass_layers(samples, entered, left)
+        names = " and ".join(slow) or "the loss or the backward pass"
+        reason = f"torch has no rule for many lanes of {', '.join(sorted(operations))}"
+        warnings.warn(f"clients run one after another in {names}, which is slower: {reason}", stacklevel=5)
+
+    def quiet(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context without torch's warnings of operations that `check` has warned of."""
+        return _without_rules() if self.slow else contextlib.nullcontext()
+
+    def _pass_layers(self, samples: Tensor, entered: Callable[[str], Any], left: Callable[[str], Any]) -> None:
+        """Run module and loss for two lanes; call both functions with the titles of layers, as passes go on."""
+        w = self.workload
         hooks = []
         for name, layer in w.model.module.named_modules():
-            title = f"{name or 'the module'} ({type(layer).__name__})"
-            hooks.append(layer.register_forward_pre_hook(lambda *_, title=title: entered.append(title)))
-            hooks.append(layer.register_forward_hook(lambda *_, title=title: left.append(title)))
-        inputs, _ = w.load(samples, generators=w.generators([0], 0))
-        with contextlib.suppress(Exception), training(w), RoutedLayers(side_by_side=w.model.device.type != "cuda"):
-            rows = w.model.row_views(w.model.initial().repeat(2, 1)) | self.given_buffers(2)
-            call = functools.partial(functional_call, w.model.module)
-            two = map_leaves(lambda leaf: torch.stack([leaf, leaf]), inputs)
-            one = lambda p, X: leaves(w.computed(lambda: call(p, *w.arguments(X))))  # noqa: E731
-            vmap(one, randomness="different")(rows, two)
-        for hook in hooks:
-            hook.remove()
-        unfinished = [title for title in entered if title not in left]
-        return f"layer {unfinished[-1]}" if unfinished else "the loss"
+            title = f"{f'layer {name}' if name else 'the module'} ({type(layer).__name__})"
+            hooks.append(layer.register_forward_pre_hook(lambda *_, title=title: entered(title)))
+            hooks.append(layer.register_forward_hook(lambda *_, title=title: left(title)))
+        two = [
+            map_leaves(lambda leaf: torch.stack([leaf, leaf]), part)
+            for part in w.load(samples, generators=w.generators([0], 0))
+        ]
+        try:
+            with training(w), self.layers or RoutedLayers(side_by_side=w.model.device.type != "cuda"):
+                self._losses(w.model.row_views(w.model.initial().repeat(2, 1)), self.given_buffers(2), *two)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+@contextlib.contextmanager
+def _without_rules() -> Iterator[set[str]]:
+    """Run a block without torch's warnings of operations that have no vmap rule; collect their names instead."""
+    unruled: set[str] = set()
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def collect(message: Warning | str, *args: Any, **options: Any) -> None:
+            operation = _UNRULED.search(str(message))
+            if operation is None:
+                show(message, *args, **options)
+            else:
+                unruled.add(operation[1])
+
+        warnings.filterwarnings("always", message=_UNRULED.pattern)
+        warnings.showwarning = collect
+        yield unruled
