@@ -308,13 +308,15 @@ def _claims(records: TrialRecords) -> list[Verdict]:
     verdicts.append(
         _judge_all(claim, records, f"scaffold/full/{eta:g}", f"scaffold/zeros/{eta:g}", COUNTS["paper"])
     )
-    for first in (1, 20):
-        claim = f"eta {eta:g}: hybrid with an epoch's first gradient is ahead of that of {first} in every fleet"
-        verdicts.append(
-            _judge_all(
-                claim, records, f"hybrid/full/epoch/{eta:g}", f"hybrid/full/{first}/{eta:g}", COUNTS["paper"]
-            )
-        )
+    for first, words in ((1, "one step's"), (20, "20 steps'")):
+        claim = f"eta {eta:g}, from full gradients: hybrid with {words} first gradient is ahead of SCAFFOLD"
+        pair = f"hybrid/full/{first}/{eta:g}", f"scaffold/full/{eta:g}"
+        verdicts.append(_judge_all(claim + " in every fleet", records, *pair, COUNTS["paper"]))
+    for start, begun in (("full", "from full gradients"), ("zeros", "from zeros")):
+        for first, words in ((1, "one step's"), (20, "20 steps'")):
+            claim = f"eta {eta:g}, {begun}: hybrid with an epoch's first gradient is ahead of that with {words}"
+            pair = f"hybrid/{start}/epoch/{eta:g}", f"hybrid/{start}/{first}/{eta:g}"
+            verdicts.append(_judge_all(claim + " in every fleet", records, *pair, COUNTS["paper"]))
     return verdicts
 
 
@@ -322,15 +324,19 @@ def _picture(records: TrialRecords, scale: Scale) -> Figure:
     """Draw a map per row and estimator: blue where F - F* is below SCAFFOLD's, red where it is above."""
     from fedagrac.report.pictures import new_figure, paper_style
 
-    rows = {eta: f"eta {eta:g}" for eta in COUNTS[scale]["etas"]}
+    rows = [(f"eta {eta:g}", eta, "full", "epoch") for eta in COUNTS[scale]["etas"]]
     if scale == "paper":
-        rows[LONG["eta"]] = f"K x 5, eta {LONG['eta']:g}, 20 rounds"
+        eta = MIDDLE[scale]
+        rows.append((f"K x 5, eta {LONG['eta']:g}, 20 rounds", LONG["eta"], "full", "epoch"))
+        rows.append((f"eta {eta:g}, both from zeros", eta, "zeros", "epoch"))
+        rows += [(f"eta {eta:g}, first_steps={first}", eta, "full", str(first)) for first in (20, 1)]
     with paper_style():
         figure = new_figure(2.3 * len(ESTIMATORS) + 0.9, 1.9 * len(rows) + 0.5)
         grid = figure.subplots(len(rows), len(ESTIMATORS), sharex=True, sharey=True, squeeze=False)
-        for row, (eta, words) in zip(grid, rows.items(), strict=True):
+        for row, (words, eta, start, first) in zip(grid, rows, strict=True):
             for axes, name in zip(row, ESTIMATORS, strict=True):
-                image = _draw(axes, records, scale, name, eta)
+                pair = f"{name}/{start}/{first}/{eta:g}", f"scaffold/{start}/{eta:g}"
+                image = _draw(axes, records, scale, *pair)
                 axes.set_title(f"{name}, {words}", fontsize=8)
             row[0].set_ylabel("share that is fast")
         for axes in grid[-1]:
@@ -341,24 +347,26 @@ def _picture(records: TrialRecords, scale: Scale) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, records: TrialRecords, scale: Scale, name: str, eta: float) -> Any:
-    """Draw one map and return its image.
+def _draw(axes: Axes, records: TrialRecords, scale: Scale, one: str, other: str) -> Any:
+    """Draw the map of one algorithm against another and return its image.
 
-    A decided cell has the change in percent, a level one "=", one that is not decided "?". A cell with fewer than
-    three seeds has no colour.
+    A decided cell has the change in percent, or how many times as large F - F* is; a level one "=", one that is
+    not decided "?". A cell with fewer than three seeds has no colour.
     """
     ratios, fasts = sorted(COUNTS[scale]["ratios"]), sorted(COUNTS[scale]["fast"])
     values = [[math.nan] * len(ratios) for _ in fasts]
     for i, fast in enumerate(fasts):
         for j, ratio in enumerate(ratios):
             fleet = f"ratio{ratio}-fast{fast}"
-            ahead = advantage(records, fleet, f"{name}/full/epoch/{eta:g}", f"scaffold/full/{eta:g}")
+            ahead = advantage(records, fleet, one, other)
             if ahead.seeds:
                 enough = ahead.seeds >= LEAST_SEEDS
                 values[i][j] = -ahead.mean / math.log(2) if enough else math.nan
-                text = _percent(ahead.mean) if ahead.sign else "=" if ahead.level else "?"
+                change = _percent(ahead.mean) if ahead.mean > -math.log(2) else f"x {math.exp(-ahead.mean):.1f}"
+                text = change if ahead.sign else "=" if ahead.level else "?"
                 text = text if enough else "one seed" if ahead.seeds == 1 else f"{ahead.seeds} seeds"
-                axes.text(j, i, text, ha="center", va="center", fontsize=7)
+                colour = "white" if abs(ahead.mean) > 0.8 * math.log(2) and enough else "black"
+                axes.text(j, i, text, ha="center", va="center", fontsize=7, color=colour)
     image = axes.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1, origin="lower", aspect="auto")
     axes.set_xticks(range(len(ratios)), [str(ratio) for ratio in ratios])
     axes.set_yticks(range(len(fasts)), [f"{100 * fast // CLIENTS} %" for fast in fasts])
