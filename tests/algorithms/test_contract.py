@@ -413,6 +413,16 @@ def test_what_is_needed_at_the_start_and_exchanged_in_a_round_is_declared(algori
 
 
 @pytest.mark.parametrize("algorithm", FORMS, ids=str)
+def test_a_correction_comes_from_what_is_declared(algorithm):
+    assert algorithm.traits.corrects or Tried(algorithm).plan.correction is None
+
+
+def test_the_algorithms_without_memory_of_gradients_have_no_correction():
+    for algorithm in (fg.FedAvg(lr=0.1), fg.FedProx(lr=0.1, mu=0.1), fg.FedNova(lr=0.1)):
+        assert not algorithm.traits.corrects
+
+
+@pytest.mark.parametrize("algorithm", FORMS, ids=str)
 def test_whether_k_must_be_known_before_is_declared(algorithm):
     """The local rule consists of step sizes, corrections and proximal terms. Only K changes here."""
     plan, other = Tried(algorithm, (2, 5, 12)).plan, Tried(algorithm, (7, 3, 4)).plan

@@ -14,6 +14,8 @@ import fedagrac as fg
 from fedagrac.engines import Workload, choice, choose_engine, measured_choices
 from fedagrac.errors import InputError
 from fedagrac.models import VectorModel
+from fedagrac.rounds.fleet import Simulated
+from fedagrac.rounds.setup import Setup
 
 
 @pytest.mark.parametrize(
@@ -215,6 +217,26 @@ def test_other_code_of_the_engines_is_measured_anew(timed, monkeypatch):
     times.update({"serial": 1, "lanes": 1000})
     assert choose_engine(workload(), "auto", "auto", 6, 1e5)[0].kind == "serial"
     assert set(measured) == {"serial", "lanes"}
+
+
+@pytest.mark.parametrize(("algorithm", "corrected"), [(fg.FedAvg(lr=0.1), False), (fg.FedaGrac(lr=0.1), True)])
+def test_engines_are_measured_with_the_correction_that_the_algorithm_has(monkeypatch, algorithm, corrected):
+    seen = set()
+
+    def run(self, plan, x, clients, round):
+        seen.add((plan.correction is not None, round))
+        return true_run(self, plan, x, clients, round)
+
+    true_run = choice.SerialEngine.run
+    monkeypatch.setattr(choice.SerialEngine, "run", run)
+    fed = fg.Federation.load("digits", clients=6, seed=0)
+    fleet = Simulated.of(
+        nn.Linear(64, 10), fed, Setup(rounds=4000, steps=fg.Constant(1), batch_size=20, device="cpu")
+    )
+    with fleet.ready(corrected=algorithm.traits.corrects):
+        pass
+    assert seen == {(corrected, 0)}
+    assert [kept["corrected"] for kept in measured_choices()] == [corrected]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"candidates": {"lanes": {"us": "x"}}}', '{"candidates": 3}'])

@@ -59,7 +59,7 @@ def timed(monkeypatch, free):
 )
 def test_one_thread_runs_a_model_unless_two_are_clearly_faster(timed, one, two, expected):
     timed.update(zip([("serial", 1), ("lanes", 1), ("serial", 2), ("lanes", 2)], one + two, strict=True))
-    number, why = choose_threads(workload(), "auto", "auto", 6, MANY)
+    number, why = choose_threads(workload(large()), "auto", "auto", 6, MANY)
     assert number == expected
     assert why == f"threads by measurement: 1 thread {min(one)} us, 2 threads {min(two)} us"
     assert torch.get_num_threads() == 2
@@ -78,7 +78,7 @@ def test_the_engine_is_measured_with_the_chosen_threads(timed):
 
     fed = fg.Federation.load("digits", clients=6, seed=0)
     fg.simulate(
-        nn.Linear(64, 10), fed, fg.FedAvg(lr=0.1), rounds=4000, steps=1, batch_size=20, device="cpu",
+        large(), fed, fg.FedAvg(lr=0.1), rounds=4000, steps=1, batch_size=20, device="cpu",
         callbacks=[Keep()],
     )  # fmt: skip
     ((engine, number, why),) = seen
@@ -91,18 +91,20 @@ def test_the_engine_is_measured_with_the_chosen_threads(timed):
 
 def test_a_measurement_of_threads_is_kept_and_not_repeated(timed):
     timed.update({("serial", 1): 100, ("lanes", 1): 50, ("serial", 2): 100, ("lanes", 2): 20})
-    assert choose_threads(workload(), "auto", "auto", 6, MANY)[0] == 2
+    assert choose_threads(workload(large()), "auto", "auto", 6, MANY)[0] == 2
     timed.clear()
-    assert choose_threads(workload(), "auto", "auto", 6, MANY)[0] == 2
-    assert choose_engine(workload(), "auto", False, 6, MANY)[1] == "by measurement: lanes 20 us, serial 100 us"
+    assert choose_threads(workload(large()), "auto", "auto", 6, MANY)[0] == 2
+    assert (
+        choose_engine(workload(large()), "auto", False, 6, MANY)[1] == "by measurement: lanes 20 us, serial 100 us"
+    )
     assert sorted(kept["threads"] for kept in choice.measured_choices()) == [1, 2]
 
 
 def test_threads_are_measured_again_after_a_measurement_on_a_busy_machine(timed):
     timed.update({("serial", 1): 100, ("lanes", 1): 50, ("serial", 2): 700, ("lanes", 2): 350})
-    assert choose_threads(workload(), "auto", "auto", 6, MANY)[0] == 1
+    assert choose_threads(workload(large()), "auto", "auto", 6, MANY)[0] == 1
     timed.update({("serial", 2): 60, ("lanes", 2): 30})
-    assert choose_threads(workload(), "auto", "auto", 6, MANY)[0] == 2
+    assert choose_threads(workload(large()), "auto", "auto", 6, MANY)[0] == 2
 
 
 def large():
@@ -114,6 +116,7 @@ def large():
     [
         (None, "auto", "auto", 6, FEW, 1),
         (None, "auto", "auto", 1, MANY, 1),
+        (None, "auto", "auto", 6, MANY, 1),
         (None, "lanes", False, 6, MANY, 1),  # as asked: nothing is measured
         (None, "serial", "auto", 6, MANY, 1),
         (None, "auto", "auto", 769, FEW, 1),  # 650 parameters x 20 samples x 769 = 9,997,000
@@ -122,7 +125,7 @@ def large():
         (large, "serial", "auto", 6, MANY, 2),
     ],
 )
-def test_without_a_measurement_small_models_take_one_thread(
+def test_small_models_take_one_thread_without_a_measurement(
     free, model, engine, compile, lanes, client_steps, expected
 ):
     number, why = choose_threads(workload(model and model()), engine, compile, lanes, client_steps)
@@ -132,7 +135,7 @@ def test_without_a_measurement_small_models_take_one_thread(
 def test_a_module_that_cannot_be_measured_keeps_the_threads_of_torch(free, monkeypatch):
     monkeypatch.setattr(choice.Measurements, "seconds", lambda *_: pytest.fail("measured"))
     monkeypatch.setattr(choice.Measurements, "fastest", lambda *_: float("inf"))
-    assert choose_threads(workload(), "auto", "auto", 6, MANY) == (2, "")
+    assert choose_threads(workload(large()), "auto", "auto", 6, MANY) == (2, "")
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,9 @@ SOUND = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:lanes cannot batch the loss", "ignore:There is a performance drop")
+@pytest.mark.filterwarnings(
+    "ignore:lanes cannot batch the loss", "ignore:clients run one after another in the loss"
+)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", SOUND)
 def test_sound_losses_are_accepted_and_mean_what_they_say(kind, engine):

@@ -89,6 +89,16 @@ class Traits:
         """The names of all vectors of the server."""
         return frozenset(self.vectors + self.sums)
 
+    @property
+    def corrects(self) -> bool:
+        """Whether steps may have a correction, which comes from what the server keeps or from a first exchange.
+
+        Examples:
+            >>> Traits().corrects, Traits(rows=("h",)).corrects
+            (False, True)
+        """
+        return bool(self.rows) or self.exchanges > 1 or self.state != {"x"}
+
 
 @dataclass(frozen=True, eq=False)
 class Cost:

@@ -90,6 +90,7 @@ def choose_engine(
     lanes: int,
     client_steps: float,
     before: EngineRecord | None = None,
+    corrected: bool = True,
 ) -> tuple[Engine, str]:
     """Return the engine for a run and the reason for the choice.
 
@@ -100,6 +101,7 @@ def choose_engine(
         lanes: clients that run at a time.
         client_steps: local steps of all clients in the whole run.
         before: the engine that a resumed run had; it is taken again if it fits.
+        corrected: whether steps have a correction; then they are measured with one.
     """
     kept = None if before is None else before.engine(workload, engine, compile)
     if kept is not None:
@@ -110,7 +112,7 @@ def choose_engine(
     if client_steps < MEASURE_FROM or lanes == 1:
         name = _rule(workload, names, lanes)
         return CANDIDATES[name](workload), f"by rule: {client_steps:.0f} client-steps are too few to measure"
-    return Measurements(workload, lanes).best(names, client_steps)
+    return Measurements(workload, lanes, corrected).best(names, client_steps)
 
 
 @dataclass(frozen=True)
@@ -219,9 +221,10 @@ class Measurements:
         unfit: the candidates that cannot run this workload, with the reason.
     """
 
-    def __init__(self, workload: Workload, lanes: int) -> None:
+    def __init__(self, workload: Workload, lanes: int, corrected: bool = True) -> None:
         self.workload = workload
         self.lanes = lanes
+        self.corrected = corrected
         self.clients = np.arange(lanes) % workload.federation.num_clients
         self.about = self._about()
         key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:20]
@@ -245,6 +248,7 @@ class Measurements:
             "module": module,
             "inputs": shapes_of_inputs[0] if len(shapes_of_inputs) == 1 else shapes_of_inputs,
             "lanes": self.lanes,
+            "corrected": self.corrected,
             "batch": sorted({int(size) for size in w.batch_sizes(self.clients)})[-5:],
             "dtype": str(w.model.dtype),
             "precision": w.precision,
@@ -340,10 +344,11 @@ class Measurements:
             write_atomically(self.path, json.dumps({**self.about, "candidates": self.rows}, indent=1).encode())
 
     def seconds(self, engine: Engine, m: int, steps: int) -> float:
-        """Return the seconds of some steps of m clients, with a correction as in calibrated algorithms."""
+        """Return the seconds of some steps of m clients."""
         x = self.workload.model.initial()
         clients = self.clients[:m]
-        plan = Plan.of(steps=np.full(len(clients), steps), lr=0.0, correction=x.new_zeros((len(clients), len(x))))
+        correction = x.new_zeros((len(clients), len(x))) if self.corrected else None
+        plan = Plan.of(steps=np.full(len(clients), steps), lr=0.0, correction=correction)
         # the time of one thread counts without that of other programs; several threads also wait for one another
         alone = x.device.type == "cpu" and torch.get_num_threads() == 1
         clock = time.process_time if alone else time.perf_counter

@@ -43,7 +43,12 @@ SMALL_STEP = 10_000_000
 
 
 def choose_threads(
-    workload: Workload, engine: str, compile: bool | Literal["auto"], lanes: int, client_steps: float
+    workload: Workload,
+    engine: str,
+    compile: bool | Literal["auto"],
+    lanes: int,
+    client_steps: float,
+    corrected: bool = True,
 ) -> tuple[int, str]:
     """Return the number of torch's threads for a run, and the reason; no reason if it stays as it is.
 
@@ -53,19 +58,21 @@ def choose_threads(
         compile: whether to compile steps, as requested.
         lanes: clients that run at a time.
         client_steps: local steps of all clients in the whole run.
+        corrected: whether steps have a correction; then they are measured with one.
     """
     threads = torch.get_num_threads()
     if threads == 1 or workload.model.device.type != "cpu" or set_by_user(threads):
         return threads, ""
+    if workload.small and _products(workload, lanes) <= SMALL_STEP:
+        return 1, "1 thread: the model is small"
     if client_steps < MEASURE_FROM or lanes == 1 or len(candidates(workload, engine, compile)) == 1:
-        small = workload.small and _products(workload, lanes) <= SMALL_STEP
-        return (1, "1 thread: the model is small") if small else (threads, "")
+        return threads, ""
     uncompiled = candidates(workload, engine, False)  # compiled steps hold the number that they were compiled for
     us = {}
     with restored_threads():
         for number in (1, threads):
             use_threads(number)
-            measurements = Measurements(workload, lanes)
+            measurements = Measurements(workload, lanes, corrected)
             us[number] = measurements.fastest(uncompiled)
     if us[threads] > BUSY * us[1]:
         measurements.forget()

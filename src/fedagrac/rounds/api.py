@@ -169,7 +169,8 @@ def run_on(
         raise InputError("resume", f"round {rounds_done[0]}", f"a checkpoint before round {fleet.setup.rounds}")
     for algorithm in algorithms:
         fleet.check(algorithm)
-    with fleet.ready(len(algorithms), None if resume[0] is None else resume[0].facts):
+    corrected = any(algorithm.traits.corrects for algorithm in algorithms)
+    with fleet.ready(len(algorithms), None if resume[0] is None else resume[0].facts, corrected):
         runs = []
         for algorithm, callbacks_of_run, checkpoint in zip(algorithms, callbacks, resume, strict=True):
             run = Run(fleet.server(algorithm), fleet, fleet.setup, callbacks_of_run, started=started)

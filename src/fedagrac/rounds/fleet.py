@@ -240,7 +240,9 @@ class Simulated:
     x: Tensor
     roster: Roster
     _engine: tuple[Engine, str, int] | None = None
-    _engines: dict[tuple[int, EngineRecord | None, int], tuple[Engine, str, int]] = field(default_factory=dict)
+    _engines: dict[tuple[int, EngineRecord | None, int, bool], tuple[Engine, str, int]] = field(
+        default_factory=dict
+    )
     _drawn: Cohort | None = None
 
     @classmethod
@@ -283,19 +285,20 @@ class Simulated:
         return cls(setup, federation, vector_model, workload, steps, clock, ranks, vector_model.initial(), roster)
 
     @contextlib.contextmanager
-    def ready(self, together: int = 1, before: Facts | None = None) -> Iterator[None]:
+    def ready(self, together: int = 1, before: Facts | None = None, corrected: bool = True) -> Iterator[None]:
         """Choose an engine, and run a block with the precision and the threads that its runs need.
 
         Args:
             together: how many runs step side by side.
             before: the facts of the checkpoint that the runs resume from. The engine and the threads are then
                 those of the checkpoint, because the rounding of sums depends on them.
+            corrected: whether steps have a correction, so that engines are measured with one.
         """
         record = None if before is None else before.engine
         with products(self.setup.precision), restored_threads():
-            asked = (together, record, torch.get_num_threads())
+            asked = (together, record, torch.get_num_threads(), corrected)
             if asked not in self._engines:
-                self._engines[asked] = self._choose(together, record)
+                self._engines[asked] = self._choose(together, record, corrected)
             self._engine = self._engines[asked]
             use_threads(self._engine[2])
             self._gradients.service = self.engine.gradients
@@ -318,7 +321,7 @@ class Simulated:
         """Why this engine was chosen."""
         return "" if self._engine is None else self._engine[1]
 
-    def _choose(self, together: int, record: EngineRecord | None) -> tuple[Engine, str, int]:
+    def _choose(self, together: int, record: EngineRecord | None, corrected: bool) -> tuple[Engine, str, int]:
         """Return an engine for so many runs side by side, why it was chosen, and the number of its threads."""
         setup, M = self.setup, self.federation.num_clients
         threads, why = torch.get_num_threads(), ""
@@ -332,9 +335,11 @@ class Simulated:
         # the steps of round 0 stand for all rounds, because the mean changes little
         work = setup.rounds * lanes * float(checked_counts(self.steps, 0, M, setup.seed).mean())
         if record is None:
-            threads, why = choose_threads(self.workload, setup.engine, setup.compile, lanes, work)
+            threads, why = choose_threads(self.workload, setup.engine, setup.compile, lanes, work, corrected)
             use_threads(threads)  # candidates are measured and compiled with them
-        engine, reason = choose_engine(self.workload, setup.engine, setup.compile, lanes, work, record)
+        engine, reason = choose_engine(
+            self.workload, setup.engine, setup.compile, lanes, work, record, corrected=corrected
+        )
         return engine, "; ".join(filter(None, (reason, why))), threads
 
     @property

@@ -93,7 +93,7 @@ def profile_rounds(name: str, case: Case, engine: str, bench: Bench) -> dict[str
         if engine != "auto":
             use_threads(run_threads(case, bench))
         fleet = fleet_of(case, engine, bench)
-        with fleet.ready():
+        with fleet.ready(corrected=case.make_algorithm().traits.corrects):
             server = fleet.server(case.make_algorithm())
             fleet.start(server)
 

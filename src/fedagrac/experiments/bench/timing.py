@@ -163,9 +163,9 @@ def fleet_of(case: Case, engine: str, bench: Bench) -> Simulated:
 def run_threads(case: Case, bench: Bench) -> int:
     """Return the threads that a run with `engine="auto"` takes."""
     fleet, timed = fleet_of(case, "auto", bench), case.on(bench.device)
-    return choose_threads(
-        fleet.workload, "auto", "auto", timed.lanes(), fleet.setup.rounds * timed.client_steps()
-    )[0]
+    steps = fleet.setup.rounds * timed.client_steps()
+    corrected = case.make_algorithm().traits.corrects
+    return choose_threads(fleet.workload, "auto", "auto", timed.lanes(), steps, corrected)[0]
 
 
 def taken(fleet: Simulated) -> str:
@@ -195,7 +195,7 @@ def engine_times(case: Case, engine: str, threads: int, bench: Bench) -> dict[st
         if engine != "auto":
             use_threads(threads)
         fleet = fleet_of(case, engine, bench)
-        with fleet.ready():
+        with fleet.ready(corrected=case.make_algorithm().traits.corrects):
             row = {"takes": taken(fleet), "threads": torch.get_num_threads(), "why": fleet.engine_reason}
         run_on(fleet, [case.make_algorithm()], [[Budget()]], [None])
     rounds = np.diff(ends) / case.on(bench.device).client_steps() * 1e6
