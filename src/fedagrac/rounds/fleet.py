@@ -296,9 +296,13 @@ class Simulated:
         """
         record = None if before is None else before.engine
         with products(self.setup.precision), restored_threads():
-            asked = (together, record, torch.get_num_threads(), corrected)
+            chooses = not callable(self.setup.engine) and "auto" in (self.setup.engine, self.setup.compile)
+            asked = (together, record, torch.get_num_threads(), corrected or not chooses)
             if asked not in self._engines:
                 self._engines[asked] = self._choose(together, record, corrected)
+                other = self._engines.get((*asked[:3], not asked[3]))
+                if other is not None and self._alike(other, self._engines[asked]):
+                    self._engines[asked] = other  # what it has prepared is shared
             self._engine = self._engines[asked]
             use_threads(self._engine[2])
             self._gradients.service = self.engine.gradients
@@ -320,6 +324,11 @@ class Simulated:
     def engine_reason(self) -> str:
         """Why this engine was chosen."""
         return "" if self._engine is None else self._engine[1]
+
+    def _alike(self, one: tuple[Engine, str, int], other: tuple[Engine, str, int]) -> bool:
+        """Return whether two choices are engines of one kind with as many threads."""
+        records = [EngineRecord.of(engine, self.workload) for engine, _, _ in (one, other)]
+        return records[0] == records[1] and one[2] == other[2]
 
     def _choose(self, together: int, record: EngineRecord | None, corrected: bool) -> tuple[Engine, str, int]:
         """Return an engine for so many runs side by side, why it was chosen, and the number of its threads."""
