@@ -137,6 +137,23 @@ def test_bags_of_embeddings_have_the_numbers_of_torch(monkeypatch, mode, weighte
     assert difference(result, plain("bags", [2, 5])) < 1e-12
 
 
+@pytest.mark.parametrize("padding", [0, 3])
+def test_bags_of_embeddings_leave_out_padding(monkeypatch, padding):
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag = nn.EmbeddingBag(module_kinds.VOCABULARY, 4, padding_idx=padding)
+            self.out = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.out(self.bag(x))
+
+    monkeypatch.setitem(KINDS, "bags", Kind("bags", Bags, module_kinds.characters))
+    result, said = simulated("bags", "lanes", [2, 5])
+    assert all("aten::embedding_bag" in text for text in said)  # torch's own, not another gradient
+    assert difference(result, plain("bags", [2, 5])) < 1e-12
+
+
 def test_devices_given_by_their_operations_refuse_a_module_whose_operations_torch_cannot_count(monkeypatch):
     monkeypatch.setattr("torch.utils.flop_counter.FlopCounterMode.__enter__", lambda self: 1 / 0)
     result, _ = simulated("lora", "serial", [2, 5])

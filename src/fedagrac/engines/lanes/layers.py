@@ -166,7 +166,7 @@ def _embedding_bag(ids: Tensor, weight: Tensor, *args: Any, **options: Any) -> T
     chosen = dict(zip(_BAG_OPTIONS, args, strict=False)) | options
     mode, weights = chosen.get("mode", "mean"), chosen.get("per_sample_weights")
     others = ("offsets", "max_norm", "scale_grad_by_freq", "sparse", "include_last_offset", "padding_idx")
-    if ids.ndim != 2 or any(chosen.get(name) not in (None, False) for name in others):
+    if ids.ndim != 2 or any(chosen.get(name) is not None and chosen[name] is not False for name in others):
         theirs: Tensor = functional.embedding_bag(ids, weight, *args, **options)
         return theirs
     rows: Tensor = functional.embedding(ids, weight)
