@@ -187,7 +187,20 @@ class Bert(nn.Module):
         self.net = BertForSequenceClassification(config)
 
     def forward(self, input_ids, attention_mask):
-        return self.net(input_ids, attention_mask[:, None, None].bool()).logits
+        return self.net(input_ids, attention_mask).logits
+
+
+class Cautious(nn.Module):
+    """Drops the last feature where it is 0 everywhere; as modules of transformers, it looks only if it may."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        if not torch.compiler.is_compiling() and (x[:, -1] == 0).all():
+            return functional.linear(x[:, :-1], self.out.weight[:, :-1], self.out.bias)
+        return self.out(x)
 
 
 class Mobile(nn.Module):
@@ -341,6 +354,7 @@ KINDS = {
     "graph": Kind("messages on a graph, index_add", Graph, numbers),
     "experts": Kind("mixture of experts, topk and scatter", Experts, numbers),
     "pairs": Kind("EmbeddingBag, Bilinear", Pairs, characters),
+    "cautious": Kind("a look at the samples, unless torch.compiler.is_compiling()", Cautious, numbers),
     "branch": Kind("a branch that depends on the samples", Branch, numbers),
     "checkpoint": Kind("activation checkpointing", Recomputed, numbers),
 }
@@ -425,7 +439,7 @@ def works(name, engine):
         return "yes"
     reason = fallback[0].split(": ", 1)[1].split(". ")[0].split("; ")[0]
     layer = fallback[0].removeprefix("lanes cannot batch ").split(",")[0]
-    return f"one client after another: {layer} ({reason[:60].rstrip(' .,')})"
+    return f"one client after another: {layer} ({reason[:90].rstrip(' .,')})"
 
 
 def table(cells):

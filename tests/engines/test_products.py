@@ -140,6 +140,28 @@ def test_group_norms_and_pools_over_whole_pictures_run_as_lanes_without_warnings
     torch.testing.assert_close(lanes, serial, rtol=1e-10, atol=1e-12)
 
 
+class Swapped(nn.Module):
+    """A pool over whole sequences, pictures or volumes whose channels lie side by side in memory."""
+
+    def __init__(self, dims):
+        super().__init__()
+        pools = nn.AdaptiveAvgPool1d(1), nn.AdaptiveAvgPool2d((1, 1)), nn.AdaptiveAvgPool3d([1, 1, 1])
+        self.pool = pools[dims - 1]
+        self.out = nn.Linear(4, 10)
+
+    def forward(self, x):
+        return self.out(self.pool(x.movedim(-1, 1)).flatten(1))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_pools_over_all_pixels_run_as_lanes_in_any_layout(dims):
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    arrays = [(rng.normal(size=(20, *[3] * dims, 4)), rng.integers(0, 10, 20)) for _ in range(3)]
+    serial, lanes = in_both_engines(Swapped(dims).double(), arrays, compile=False)
+    torch.testing.assert_close(lanes, serial, rtol=1e-10, atol=1e-12)
+
+
 class Keywords(nn.Module):
     """Calls functions of torch with every argument by name."""
 

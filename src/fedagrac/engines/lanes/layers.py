@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["RoutedLayers", "convolutions_of"]
 
 _OPTIONS = ("bias", "stride", "padding", "dilation", "groups")
+_AVERAGES = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d)
 _BAG_OPTIONS = (
     "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights",
     "include_last_offset", "padding_idx",
@@ -65,7 +67,7 @@ class RoutedLayers(CallMode):
         self._routes: dict[Callable[..., Any], Callable[..., Any]] = {
             torch.conv2d: self._convolution,
             functional.max_pool2d: self._max_pool,
-            functional.adaptive_avg_pool2d: _average_pool,
+            **{pool: partial(_average_pool, pool, dims) for dims, pool in enumerate(_AVERAGES, 1)},
             functional.embedding: _embedding,
             functional.scaled_dot_product_attention: _attention,
             functional.multi_head_attention_forward: _multi_head_attention,
@@ -134,11 +136,11 @@ def _group_norm(inputs: Tensor, *args: Any, **options: Any) -> Tensor:
     return functional.group_norm(pixels, *args, **options).reshape(inputs.shape)
 
 
-def _average_pool(inputs: Tensor, output_size: Any) -> Tensor:
-    """Return an average pool; torch's own over a whole picture has no vmap rule for its layout (torch 2.13)."""
-    if output_size in (1, (1, 1), [1, 1]):
-        return inputs.mean((-2, -1), keepdim=True)
-    return functional.adaptive_avg_pool2d(inputs, output_size)
+def _average_pool(pool: Callable[..., Tensor], dims: int, inputs: Tensor, output_size: Any) -> Tensor:
+    """Return an average pool; torch's own over a whole picture has no vmap rule for some layouts (torch 2.13)."""
+    if output_size in (1, (1,) * dims, [1] * dims):
+        return inputs.mean(tuple(range(-dims, 0)), keepdim=True)
+    return pool(inputs, output_size)
 
 
 def _attention(*args: Any, **options: Any) -> Tensor:

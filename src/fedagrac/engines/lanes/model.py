@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from torch.func import functional_call, vmap
 from fedagrac.core.optimizers import ascent_factors
 from fedagrac.data.trees import map_leaves, num_samples
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
-from fedagrac.engines.lanes.modes import CannotBatchError
+from fedagrac.engines.lanes.modes import CannotBatchError, as_if_compiled
 from fedagrac.engines.lanes.points import per_lane
 from fedagrac.engines.lanes.positions import ChangedCallsError, UsedPositions, used_positions
 from fedagrac.engines.lanes.routes import choose_routes
@@ -43,17 +44,22 @@ _UNRULED = re.compile(r".*performance drop because we have not yet implemented t
 """What torch says of an operation that it runs for one lane after another."""
 
 
+class OtherGradientError(Exception):
+    """Lanes have other gradients than the module itself. The message gives the reason in one line."""
+
+
 class LaneModel:
     """Computes losses and gradients of many lanes, the module's forward vmapped over their models.
 
     Attributes:
         layers: how layers run for many lanes; None for torch's own vmap rules. On a GPU `route` sets them.
         fused: whether layers consist of operations that a compiler can fuse, for compiled steps.
+        traced: whether the module is told that it is compiled; a module that looks at numbers may then not do so.
         slow: whether some operations run for one lane after another.
     """
 
     def __init__(self, workload: Workload, fused: bool) -> None:
-        self.workload, self.fused, self.slow = workload, fused, False
+        self.workload, self.fused, self.traced, self.slow = workload, fused, fused, False
         on_gpu = workload.model.device.type == "cuda"
         self.layers = None if on_gpu else RoutedLayers(side_by_side=True, fused=fused)
         self._losses = vmap(self._loss, randomness="different")
@@ -181,9 +187,13 @@ class LaneModel:
         args, options = self.workload.arguments(inputs)
         state = parameters | buffers  # where the module replaces a buffer, torch replaces it here, too
         module = self.workload.model.module
-        with contextlib.nullcontext() if self.layers is None else self.layers.forward_pass():
+        with self._told(), contextlib.nullcontext() if self.layers is None else self.layers.forward_pass():
             output = self.workload.computed(lambda: functional_call(module, state, args, options))
         return self.workload.loss(output, targets), {name: state[name] for name in buffers}
+
+    def _told(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context for the forward pass, in which the module is told that it is compiled if it must be."""
+        return as_if_compiled() if self.traced else contextlib.nullcontext()
 
     def route(self, lanes: int) -> None:
         """Choose, once and on a GPU only, the route of every convolution."""
@@ -206,7 +216,7 @@ class LaneModel:
             agrees = self._compared(X, samples)
             reason = "the gradient is another one than that of the module itself"
         except Exception as error:  # a layer may not take the layout of a route
-            agrees, reason = False, str(error).strip().splitlines()[0]
+            agrees, reason = False, _first_line(error)
         if not agrees:
             self.layers = RoutedLayers(fused=self.fused)
             warnings.warn(f"convolutions run as grouped ones: with faster routes {reason}", stacklevel=5)
@@ -225,38 +235,50 @@ class LaneModel:
         X = w.model.initial().repeat(2, 1)
         samples = torch.arange(2 * COMPARED, device=w.model.device).reshape(2, COMPARED) % num_samples(w.inputs)
         on_gpu = w.model.device.type == "cuda"
-        failure: Exception | None = None
         if self.layers is not None:
             self.layers.times = float(w.batch_sizes(np.arange(w.federation.num_clients)).max()) / COMPARED
         # in bf16 casts are calls, too; and a forward pass that moved buffers could not be made again
         if self.layers is not None and w.precision != "bf16" and not w.model.buffers.names:
             self.layers.positions = self._positions(samples[0])
-        for layers in (RoutedLayers() if on_gpu else self.layers, None):  # ours, then torch's vmap rules
-            self.layers = layers
+        ours = RoutedLayers() if on_gpu else self.layers
+        failures: list[Exception] = []
+        for layers, traced in itertools.product((ours, None), (self.fused, not self.fused)):
+            self.layers, self.traced = layers, traced  # None: torch's vmap rules
             try:
                 with _without_rules() as unruled:
-                    agrees = self._compared(X, samples)
-                    if not agrees and self.layers is not None and self.layers.positions is not None:
-                        self.layers.positions = None  # the loss, or a hook, looks at more than the module's output
-                        agrees = self._compared(X, samples)
+                    self._compare(X, samples)
             except Exception as error:
-                failure = failure or error  # of our layers: without them torch may stop at an earlier layer
+                failures.append(error)
                 if isinstance(error, CannotBatchError):
                     break
             else:
                 if unruled:
                     self._say_slow(samples[0], unruled)
-                if not agrees:
-                    reason = "a vmap rule of torch gives another gradient than the module itself"
-                    warnings.warn(f"clients run one after another: {reason}", stacklevel=4)
-                    return False
                 if on_gpu or (self.layers is not None and not self.layers.used):
                     self.layers = None
                 return True
-        reason = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
-        layer = self._failing_layer(samples[0])
+        for failure in failures:
+            if isinstance(failure, OtherGradientError):
+                warnings.warn(f"clients run one after another: {failure}", stacklevel=4)
+                return False
+        self.traced = True  # the module comes further then
+        layer, cause = self._failing_layer(samples[0])
+        reason = _first_line(cause or failures[0])
         warnings.warn(f"lanes cannot batch {layer}, so clients run one after another: {reason}", stacklevel=4)
         return False
+
+    def _compare(self, X: Tensor, samples: Tensor) -> None:
+        """Let two equal models step together.
+
+        Raises:
+            OtherGradientError: their gradients are not those of the module itself.
+        """
+        agrees = self._compared(X, samples)
+        if not agrees and self.layers is not None and self.layers.positions is not None:
+            self.layers.positions = None  # the loss, or a hook, looks at more than the module's output
+            agrees = self._compared(X, samples)
+        if not agrees:
+            raise OtherGradientError("a vmap rule of torch gives another gradient than the module itself")
 
     def _positions(self, samples: Tensor) -> UsedPositions | None:
         """Return the positions of sequences that the module uses; None if it uses all, or on any doubt.
@@ -266,7 +288,7 @@ class LaneModel:
         w = self.workload
         x = w.model.initial()
         try:
-            with training(w):
+            with training(w), self._told():
                 inputs, _ = w.load(samples, generators=w.generators([0], 0))
                 args, options = w.arguments(inputs)
                 state = dict(w.model.views(x))
@@ -307,7 +329,7 @@ class LaneModel:
             return False
         numbers = torch.arange(samples.numel(), device=samples.device).reshape(samples.shape)
         double = LaneModel(w.in_double(samples.reshape(-1)), fused=False)
-        double.layers = self.layers
+        double.layers, double.traced = self.layers, self.traced
         X = double.workload.model.initial().repeat(2, 1)
         try:
             precise = double._gradients_in("float32", X, numbers)
@@ -345,16 +367,19 @@ class LaneModel:
             gradient = w.model.gradient(w.loss(w.call(inputs), targets))
         return gradient.add(x, alpha=w.weight_decay)
 
-    def _failing_layer(self, samples: Tensor) -> str:
-        """Return the innermost layer whose vmapped forward fails, or "the loss", or "the backward pass"."""
+    def _failing_layer(self, samples: Tensor) -> tuple[str, Exception | None]:
+        """Return the innermost layer whose vmapped forward fails, or "the loss", and the error.
+
+        Without an error it is "the backward pass".
+        """
         entered: list[str] = []
         left: list[str] = []
         try:
             self._pass_layers(samples, entered.append, left.append)
-        except Exception:
+        except Exception as error:
             unfinished = [title for title in entered if title not in left]
-            return unfinished[-1] if unfinished else "the loss"
-        return "the backward pass"
+            return (unfinished[-1] if unfinished else "the loss"), error
+        return "the backward pass", None
 
     def _say_slow(self, samples: Tensor, operations: set[str]) -> None:
         """Warn of layers in which lanes run one after another, because torch has no rule for an operation."""
@@ -404,6 +429,12 @@ class LaneModel:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of what an error says, without torch's requests, or its name."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return re.sub(r"[.,] please .*", "", line, flags=re.IGNORECASE).removeprefix("vmap: ")
 
 
 @contextlib.contextmanager

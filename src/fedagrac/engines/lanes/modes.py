@@ -5,16 +5,33 @@ The user's module stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["CallMode", "CannotBatchError"]
+__all__ = ["CallMode", "CannotBatchError", "as_if_compiled"]
 
 
 class CannotBatchError(Exception):
     """A call that can never run for many lanes at once. The message gives the reason in one line."""
+
+
+@contextlib.contextmanager
+def as_if_compiled() -> Iterator[None]:
+    """Let `torch.compiler.is_compiling()` be true in a block.
+
+    Modules ask it before they look at the numbers of a tensor, which neither a compiler nor many lanes allow.
+    """
+    compiler: Any = torch.compiler
+    before = compiler._is_compiling_flag
+    compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        compiler._is_compiling_flag = before
 
 
 class CallMode(TorchFunctionMode):
