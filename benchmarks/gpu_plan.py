@@ -1,207 +1,77 @@
-"""What to measure in one session on a GPU: lanes, compiled steps, routes of convolutions, first rounds, profiles.
+"""Time every workload on a GPU in one call: lanes, compiled lanes, bf16, the plain loop, and where the time goes.
 
-    PYTHONPATH=src python benchmarks/gpu_plan.py --seconds 540 --out plan.jsonl [--skip earlier.jsonl]
+    PYTHONPATH=src python benchmarks/gpu_plan.py --seconds 560 --out plan.jsonl [--skip earlier.jsonl] [--check]
 
-Needs torch and numpy. Every measurement runs in a process of its own, so that one failure is written down and the
-next measurement goes on. Rows are appended to the file as they come. Measurements that an earlier file has are
-left out. The first is a check of numbers; then come the models whose targets are missed. With `--tiny` the script
-tries itself on a few steps of two clients, also on a CPU.
+Needs torch and numpy. Kernels are compiled first, for all workloads side by side, into a folder that all share.
+Then every measurement runs in a process of its own, alone, so that one failure is written down and the next goes
+on. Rows are appended to the file as they come; measurements that an earlier file has are left out. `--check`
+compares numbers beside the compiling. `--tiny` tries the script on a few steps of two clients, also on a CPU.
 """
 
 import argparse
-import cProfile
 import json
 import os
-import pstats
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 import fedagrac as fg
-from fedagrac.callbacks import Callback
-from fedagrac.engines import LanesEngine
 from fedagrac.engines.choice import CANDIDATES
 from fedagrac.engines.lanes.convolutions import ROUTES, routes_for
 from fedagrac.engines.lanes.kernels.patches import Convolution
-from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
-from fedagrac.engines.lanes.routes import measured_routes, route_seconds
-from fedagrac.engines.precision import product_dtype, products
-from fedagrac.engines.serial import training
-from fedagrac.experiments.bench import CASES, Case, engine_times
-
-
-@dataclass(frozen=True)
-class Characters(Case):
-    """A case whose samples are rows of characters."""
-
-    def federation(self):
-        rng = np.random.default_rng(0)
-        X = rng.integers(0, self.classes, (self.clients * self.samples, *self.shape))
-        y = rng.integers(0, self.classes, len(X))
-        return fg.Federation.from_pool(X, y, self.clients, fg.IID())
-
-
-def network(name, shape, classes, batch, kind=Case):
-    """A network that is built by name: 20 clients, 60 steps a round."""
-    steps = fg.Constant(60)
-    build = fg.models.build
-    return kind(name, lambda: build(name), shape, classes, None, 20, 40, batch, steps, algorithm=fg.FedAvg)
-
-
-MODELS = {
-    "gpt": network("char-gpt", (80,), 80, 16, Characters),
-    "resnet18": network("resnet18", (3, 32, 32), 10, 25),
-    "resnet20": network("resnet20", (3, 32, 32), 10, 25),
-    "lstm": network("char-lstm", (80,), 80, 16, Characters),
-    "vgg19": CASES["vgg19"],
-    "pfl": CASES["pfl"],
-    "cnn": CASES["cnn"],
-    "alexnet": CASES["alexnet"],
-}
-"""Those whose targets are missed by the largest factor first."""
+from fedagrac.engines.precision import products
+from fedagrac.experiments.bench import CASES, Bench, profile_rounds
+from fedagrac.experiments.bench.timing import engine_times, plain_loop
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-
-WITHOUT_CONVOLUTIONS = ("gpt", "lstm")
+TARGETS = ("char-gpt", "char-lstm", "resnet18", "resnet20", "alexnet", "vgg19", "cnn", "pfl")
+OTHERS = ("fl-simulator", "blazefl-cnn", "blazefl-resnet18", "lr-a9a", "lr-a9a-paper", "alexnet-unequal")
+IN_BF16 = ("alexnet", "vgg19", "resnet18", "char-gpt")
+CHECKS = ("check", "benchmarks/gpu_modules.py", "benchmarks/gpu_check.py")
 
 
 def plan():
-    """Yield the measurements, each a model and what to measure, the most telling first."""
-    yield "all", "check"
-    for model in MODELS:
-        yield model, "lanes, cold"  # with empty caches: kernels are compiled, routes are timed
-        yield model, "compiled, cold"
-    for model in MODELS:
-        yield model, "lanes, warm"  # the caches of the disk are full
-        yield model, "lanes, profile"
-        yield model, "compiled, warm"
-        yield model, "compiled, profile"
-    yield "alexnet", "first round, by function"
-    for model in MODELS:
-        if model not in WITHOUT_CONVOLUTIONS:
-            yield model, "routes"
-    for model in MODELS:
-        if model not in WITHOUT_CONVOLUTIONS:
-            yield model, "forced routes"
-    yield "alexnet-unequal", "lanes, cold"
-    yield "alexnet-unequal", "lanes, warm"
-    yield "alexnet-unequal", "compiled, cold"
+    """Yield the measurements: workload, engine, precision."""
+    yield from ((name, engine, "tf32") for name in TARGETS for engine in ("lanes", "compiled lanes"))
+    yield from ((name, "lanes", "bf16") for name in IN_BF16)
+    yield from ((name, "lanes", "tf32") for name in OTHERS)
+    yield from ((name, "compiled lanes", "bf16") for name in IN_BF16)
+    yield from ((name, "first round", "tf32") for name in TARGETS)
+    yield from ((name, "plain loop", "tf32") for name in TARGETS + OTHERS)
 
 
-def convolutions(engine):
-    """The convolutions of an engine's workload, as `LaneModel.route` finds them."""
-    w = engine.workload
-    samples = torch.zeros(int(w.batch_sizes(np.arange(1)).max()), dtype=torch.int64, device=w.model.device)
-    with training(w):
-        inputs, _ = w.load(samples)
-        return convolutions_of(lambda: w.call(inputs))
-
-
-def forced(route, table):
-    """An engine whose convolutions take one route; those that it does not fit take the fastest of the table."""
-
-    def make(workload):
-        engine = LanesEngine(workload)
-        routes = {}
-        for c in convolutions(engine):
-            times = table.get(c, {"grouped": 0.0})
-            routes[c] = route if route in routes_for(c) else min(times, key=times.get)
-        engine.model.layers = RoutedLayers(routes)
-        return engine
-
-    return make
-
-
-def on_disk():
-    """The times of all routes by convolution, as far as they were measured."""
-    return {
-        Convolution(tuple(r["inputs"]), tuple(r["weight"]), tuple(r["stride"]), tuple(r["padding"])): r["us"]
-        for r in measured_routes()
-    }
-
-
-def all_routes(case, precision):
-    """Yield, for each convolution, the microseconds of every route for all lanes, forward and backward."""
-    found = {}
-
-    def make(workload):
-        engine = LanesEngine(workload)
-        found.update(convolutions(engine))
-        return engine
-
-    lanes, dtype = case.cohort or case.clients, product_dtype(precision, torch.float32)
-    fg.simulate(
-        case.model(), case.federation(), case.algorithm(lr=case.lr), rounds=1, steps=fg.Constant(1),
-        batch_size=case.batch, participation=case.cohort, engine=make, device=DEVICE, precision=precision,
-    )  # fmt: skip
-    for c, to_pictures in found.items():
-        with products(precision):
-            times = {
-                name: round(route_seconds(c, name, to_pictures, lanes, torch.device(DEVICE), dtype) * 1e6, 1)
-                for name in routes_for(c)
-            }
-        yield {"convolution": [*map(list, c)], "to_pictures": to_pictures, "us": times}
-
-
-def kernels(case, candidate, precision):
-    """The microseconds per client-step of the 15 longest kernels of a round, and of all kernels."""
-    recorder = profile(activities=[ProfilerActivity.CUDA if ON_GPU else ProfilerActivity.CPU])
-    rounds = []
-
-    class Third(Callback):
-        def on_round(self, run, record):
-            if ON_GPU:
-                torch.cuda.synchronize()
-            rounds.append(time.perf_counter())
-            if len(rounds) == 3:
-                recorder.start()
-            if len(rounds) == 4:
-                recorder.stop()
-                run.stop("enough")
-
-    fg.simulate(
-        case.model(), case.federation(), case.algorithm(lr=case.lr), rounds=5, steps=case.steps,
-        batch_size=case.batch, participation=case.cohort, engine=CANDIDATES[candidate], device=DEVICE,
-        precision=precision, eval_every=100, callbacks=[Third()],
-    )  # fmt: skip
-    seen = [k for k in recorder.key_averages() if time_of(k) > 0]
-    steps = case.client_steps()
-    longest = sorted(seen, key=lambda k: -time_of(k))[:15]
-    return {
-        "us_of_kernels": round(sum(time_of(k) for k in seen) / steps, 2),
-        "us_of_a_round_before": round((rounds[2] - rounds[1]) / steps * 1e6, 2),
-        "launches_per_step": round(sum(k.count for k in seen) / steps * (case.cohort or case.clients), 1),
-        "kernels": [[round(time_of(k) / steps, 2), k.count, k.key[:110]] for k in longest],
-    }
-
-
-def time_of(kernel):
-    """The microseconds that a kernel took."""
-    return kernel.self_device_time_total if ON_GPU else kernel.self_cpu_time_total
-
-
-def by_function(case, precision):
-    """The functions in which the first round spends its time on the host."""
-    profiler = cProfile.Profile()
-    with profiler:
-        row = engine_times(replace(case, steps=fg.Constant(5)), "lanes", DEVICE, precision, 0.0)
-    stats = pstats.Stats(profiler).stats
-    rows = [
-        [round(own, 2), round(all_of_it, 2), calls, f"{Path(file).name}:{line} {function}"]
-        for (file, line, function), (calls, _, own, all_of_it, _) in stats.items()
-    ]
-    where = {"by own seconds": 0, "by all seconds": 1}
-    return row | {title: sorted(rows, key=lambda r: -r[column])[:40] for title, column in where.items()}
+def measure(name, engine, precision, o):
+    """Return one row."""
+    case, precision = CASES[name], precision if ON_GPU else "float32"
+    if o.tiny:
+        case = replace(case, clients=2, samples=10, batch=2, steps=fg.Constant(2), cohort=None)
+    if o.ahead:  # the shapes of kernels do not depend on the number of steps
+        case = replace(case, steps=fg.Constant(5))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if engine == "plain loop":
+            with products(precision):
+                row = {"us": plain_loop(case, DEVICE, 2.0)}
+        elif engine == "first round" or o.ahead:
+            engine = "lanes" if engine == "first round" else engine
+            row = engine_times(case, engine, 1, Bench(DEVICE, precision, 0.0))
+        else:
+            row = profile_rounds(name, case, engine, Bench(DEVICE, precision, o.budget))
+            entries = ((e["name"][:90], e["us"], e["count"] * case.lanes()) for e in row["entries"][:30])
+            row["entries"] = [(title, round(us, 2), round(count, 1)) for title, us, count in entries]
+            row["kinds"] = {kind["kind"]: round(kind["us"], 2) for kind in row["kinds"] if kind["us"] > 0.005}
+    if ON_GPU:
+        row["gib"] = torch.cuda.max_memory_allocated() / 2**30
+    return row | {"said": [str(w.message)[:300] for w in said]}
 
 
 def check():
@@ -247,106 +117,92 @@ def check_compiled():
         yield {"engine": name, "from serial": apart, "said": [str(w.message)[:300] for w in said]}
 
 
-def measure(model, what, precision, tiny):
-    """Yield the rows of one measurement."""
-    case = MODELS.get(model) or CASES.get(model)
-    if tiny and case is not None:
-        case = replace(case, clients=2, samples=10, batch=2, steps=fg.Constant(2), cohort=None)
-    engine = "compiled lanes" if what.startswith("compiled") else "lanes"
-    if what == "check":
-        yield from check()
-    elif what.endswith(("cold", "warm")):
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            row = engine_times(case, engine, DEVICE, precision, 6.0)
-        yield {
-            **row,
-            "gib": torch.cuda.max_memory_allocated() / 2**30 if ON_GPU else None,
-            "said": [str(w.message)[:300] for w in said],
-        }
-    elif what.endswith("profile"):
-        yield kernels(case, engine, precision)
-    elif what == "first round, by function":
-        yield by_function(case, precision)
-    elif what == "routes":
-        yield from all_routes(case, precision)
-    elif what == "forced routes":
-        for name in dict.fromkeys(name for times in on_disk().values() for name in times) or ROUTES:
-            CANDIDATES["forced"] = forced(name, on_disk())
-            try:
-                yield {"route": name, **engine_times(case, "forced", DEVICE, precision, 2.0)}
-            except Exception as error:
-                yield {"route": name, "error": f"{type(error).__name__}: {error}"[:500]}
-
-
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=540.0, help="stop before this time")
-    parser.add_argument("--most", type=float, default=200.0, help="the most seconds of one measurement")
+    parser.add_argument("--seconds", type=float, default=560.0, help="stop before this time")
+    parser.add_argument("--most", type=float, default=100.0, help="the most seconds of one measurement")
+    parser.add_argument("--budget", type=float, default=1.5, help="the seconds of timed rounds")
     parser.add_argument("--out", default="plan.jsonl")
     parser.add_argument("--skip", default="", help="files with rows of earlier runs, separated by commas")
-    parser.add_argument("--only", default="", help="models, separated by commas")
-    parser.add_argument("--caches", default=str(Path(tempfile.gettempdir(), "gpu_plan")))
-    parser.add_argument("--precision", default="tf32" if ON_GPU else "float32")
+    parser.add_argument("--only", default="", help="workloads, separated by commas")
+    parser.add_argument("--engines", default="", help="engines, separated by commas")
+    parser.add_argument("--precisions", default="", help="precisions, separated by commas")
+    parser.add_argument("--check", action="store_true", help="compare numbers, too")
     parser.add_argument("--tiny", action="store_true", help="try the script on two clients")
-    parser.add_argument("--one", nargs=2, help="measure this model and this alone, and print its rows")
+    parser.add_argument("--ahead", action="store_true", help="compile kernels only (used by the script itself)")
+    parser.add_argument("--one", nargs=3, help="make this measurement alone and print its row")
     o = parser.parse_args()
     if o.one:
-        for row in measure(*o.one, o.precision, o.tiny):
+        rows = check() if o.one[0] == "check" else [measure(*o.one, o)]
+        for row in rows:
             print("ROW " + json.dumps(row), flush=True)
         return
     begun = time.monotonic()
     files = [Path(name) for name in [*o.skip.split(","), o.out] if name and Path(name).exists()]
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    done = {(r["model"], r["what"], r["precision"]) for r in rows if "left_out" not in r}
-    for model, what in plan():
+    done = {tuple(r["what"]) for r in rows if "error" not in r and "left_out" not in r}
+    only = o.only, o.engines, o.precisions
+    wanted = [
+        what
+        for what in plan()
+        if what not in done
+        and all(not some or part in some.split(",") for part, some in zip(what, only, strict=True))
+    ]
+    kernels = [what for what in wanted if what[1] in ("lanes", "compiled lanes")]
+    first = [*((name, "", "") for name in CHECKS if o.check), *kernels]
+    with ThreadPoolExecutor(14) as pool:
+        for what, rows in zip(first, pool.map(lambda what: alone(o, what, 170.0, ahead=True), first), strict=True):
+            for row in rows:
+                write(o, what, {"ahead": True} | row)
+    print(f"compiled ahead: {time.monotonic() - begun:.0f} s", flush=True)
+    for what in wanted:
         left = o.seconds - (time.monotonic() - begun)
-        if (model, what, o.precision) in done or (o.only and model not in o.only.split(",")):
+        if left < 15:
+            write(o, what, {"left_out": "no time left"})
             continue
-        if left < 20:
-            write(o, model, what, {"left_out": "no time left"})
-            continue
-        for row in alone(o, model, what, min(left - 5, o.most)):
-            write(o, model, what, row)
+        for row in alone(o, what, min(left - 5, o.most)):
+            write(o, what, row)
 
 
-def write(o, model, what, row):
-    """Append a row to the file and print it."""
-    line = json.dumps({"model": model, "what": what, "precision": o.precision, **row})
-    with open(o.out, "a", encoding="utf-8") as file:
-        print(line, file=file, flush=True)
-    print(line[:600], flush=True)
+def write(o, what, row):
+    """Append a row to the file and print it; rows of compiling ahead are only printed, but for errors."""
+    line = json.dumps({"what": what, **row})
+    if "ahead" not in row or what[0] in CHECKS or "error" in row:
+        with open(o.out, "a", encoding="utf-8") as file:
+            print(line, file=file, flush=True)
+    print(line[:330], flush=True)
 
 
-def alone(o, model, what, seconds):
+def alone(o, what, seconds, ahead=False):
     """Run a measurement in a process of its own and return its rows; an error is a row, too."""
-    caches = Path(o.caches, model)
+    caches = Path(tempfile.gettempdir(), "gpu_plan")
+    # times of convolutions beside other work are no measurements: they go to a folder that is not read again
     environment = os.environ | {
-        "XDG_CACHE_HOME": str(caches), "TRITON_CACHE_DIR": str(caches / "triton"), "PYTHONUNBUFFERED": "1",
+        "XDG_CACHE_HOME": str(caches / ("ahead" if ahead else "measured")),
+        "TRITON_CACHE_DIR": str(caches / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(caches / "compiled"),
+        "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(["src", "tests"]),
     }  # fmt: skip
-    command = [sys.executable, __file__, "--precision", o.precision, "--one", model, what, *["--tiny"] * o.tiny]
+    options = ["--budget", str(o.budget), *["--tiny"] * o.tiny, *["--ahead"] * ahead]
+    command = [sys.executable, __file__, *options, "--one", *what]
+    if what[0].endswith(".py"):
+        command = [sys.executable, what[0]]
     begun = time.monotonic()
-    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-    try:
-        child = subprocess.run(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-        output, status = child.stdout, child.returncode
-    except subprocess.TimeoutExpired as expired:
-        said = expired.stdout or b""
-        output, status = said.decode() if isinstance(said, bytes) else said, "out of time"
+    with tempfile.TemporaryFile("w+") as errors, tempfile.TemporaryFile("w+") as printed:
+        try:
+            status = subprocess.run(
+                command, env=environment, stdout=printed, stderr=errors, timeout=seconds, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            status = "out of time"
+        printed.seek(0)
+        errors.seek(0)
+        output, told = printed.read(), errors.read()
     took = {"process_s": round(time.monotonic() - begun, 1)}
     rows = [json.loads(line[4:]) | took for line in output.splitlines() if line.startswith("ROW ")]
+    if what[0].endswith(".py"):
+        rows.append({"printed": output[-6000:], "status": status, **took})
     if status != 0:
-        errors.seek(0)
-        rows.append({"error": errors.read()[-1500:], "status": status, **took})
-    errors.close()
+        rows.append({"error": told[-1500:], "status": status, **took})
     return rows
 
 
