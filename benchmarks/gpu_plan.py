@@ -27,15 +27,20 @@ import fedagrac as fg
 from fedagrac.engines.choice import CANDIDATES
 from fedagrac.engines.lanes.convolutions import ROUTES, routes_for
 from fedagrac.engines.lanes.kernels.patches import Convolution
+from fedagrac.engines.lanes.routes import measured_routes
 from fedagrac.engines.precision import products
+from fedagrac.engines.serial import training
 from fedagrac.experiments.bench import CASES, Bench, profile_rounds
-from fedagrac.experiments.bench.timing import engine_times, plain_loop
+from fedagrac.experiments.bench.timing import engine_times, fleet_of, plain_loop
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 TARGETS = ("char-gpt", "char-lstm", "resnet18", "resnet20", "alexnet", "vgg19", "cnn", "pfl")
 OTHERS = ("fl-simulator", "blazefl-cnn", "blazefl-resnet18", "lr-a9a", "lr-a9a-paper", "alexnet-unequal")
 IN_BF16 = ("alexnet", "vgg19", "resnet18", "char-gpt")
+WITHOUT_PROFILE = ("char-lstm",)
+"""Workloads with so many kernels a round that the profiler takes minutes."""
+
 CHECKS = ("check", "benchmarks/gpu_modules.py", "benchmarks/gpu_check.py")
 
 
@@ -61,9 +66,10 @@ def measure(name, engine, precision, o):
         if engine == "plain loop":
             with products(precision):
                 row = {"us": plain_loop(case, DEVICE, 2.0)}
-        elif engine == "first round" or o.ahead:
+        elif engine == "first round" or o.ahead or name in WITHOUT_PROFILE:
+            budget = 0.0 if o.ahead or engine == "first round" else o.budget
             engine = "lanes" if engine == "first round" else engine
-            row = engine_times(case, engine, 1, Bench(DEVICE, precision, 0.0))
+            row = engine_times(case, engine, 1, Bench(DEVICE, precision, budget))
         else:
             row = profile_rounds(name, case, engine, Bench(DEVICE, precision, o.budget))
             entries = ((e["name"][:90], e["us"], e["count"] * case.lanes()) for e in row["entries"][:30])
@@ -74,6 +80,19 @@ def measure(name, engine, precision, o):
     return row | {"said": [str(w.message)[:300] for w in said]}
 
 
+def routes(names, precision):
+    """Choose the routes of the convolutions of workloads, each alone; yield the times of every route."""
+    for name in names.split(","):
+        fleet = fleet_of(CASES[name], "lanes", Bench(DEVICE, precision if ON_GPU else "float32"))
+        begun = time.perf_counter()
+        with fleet.ready(), training(fleet.workload):
+            fleet.engine.model.route(CASES[name].lanes())
+        yield {"workload": name, "seconds": round(time.perf_counter() - begun, 1)}
+    for row in measured_routes():
+        about = (*row["inputs"], "to", *row["weight"], "by", row["stride"][0], row["lanes"], row["precision"])
+        yield {"route": " ".join(map(str, about)), "us": {k: round(v, 1) for k, v in row["us"].items()}}
+
+
 def check():
     """Yield how far every route, and compiled steps, are from the reference on this GPU."""
     torch.manual_seed(0)
@@ -82,6 +101,8 @@ def check():
         Convolution((5, 6, 9, 8), (7, 6, 3, 3), (1, 1), (1, 1)),
         Convolution((5, 6, 9, 8), (7, 6, 3, 3), (2, 2), (1, 1)),
         Convolution((5, 6, 9, 8), (7, 6, 1, 1), (2, 2), (0, 0)),
+        Convolution((5, 20, 9, 8), (24, 20, 3, 3), (1, 1), (1, 1)),
+        Convolution((50, 64, 9, 8), (130, 64, 3, 3), (2, 2), (1, 1)),
     ):
         x = torch.randint(-3, 4, (4, *c.inputs), device=DEVICE).float().requires_grad_()
         w = torch.randint(-3, 4, (4, *c.weight), device=DEVICE).float().requires_grad_()
@@ -127,13 +148,19 @@ def main():
     parser.add_argument("--only", default="", help="workloads, separated by commas")
     parser.add_argument("--engines", default="", help="engines, separated by commas")
     parser.add_argument("--precisions", default="", help="precisions, separated by commas")
-    parser.add_argument("--check", action="store_true", help="compare numbers, too")
+    parser.add_argument(
+        "--check", default="", help="compare numbers beside compiling: some of " + ",".join(CHECKS)
+    )
     parser.add_argument("--tiny", action="store_true", help="try the script on two clients")
     parser.add_argument("--ahead", action="store_true", help="compile kernels only (used by the script itself)")
     parser.add_argument("--one", nargs=3, help="make this measurement alone and print its row")
     o = parser.parse_args()
     if o.one:
-        rows = check() if o.one[0] == "check" else [measure(*o.one, o)]
+        name, engine, precision = o.one
+        if name == "check":
+            rows = check()
+        else:
+            rows = routes(name, precision) if engine == "routes" else [measure(name, engine, precision, o)]
         for row in rows:
             print("ROW " + json.dumps(row), flush=True)
         return
@@ -148,8 +175,14 @@ def main():
         if what not in done
         and all(not some or part in some.split(",") for part, some in zip(what, only, strict=True))
     ]
-    kernels = [what for what in wanted if what[1] in ("lanes", "compiled lanes")]
-    first = [*((name, "", "") for name in CHECKS if o.check), *kernels]
+    for precision in ("tf32", "bf16"):  # before other work: which routes are taken depends on times
+        names = [what[0] for what in wanted if what[2] == precision and "lanes" in what[1]]
+        if names:
+            what = (",".join(dict.fromkeys(names)), "routes", precision)
+            for row in alone(o, what, 150.0):
+                write(o, what, row)
+    kernels = [what for what in wanted if what[1] == "compiled lanes"]
+    first = [*((name, "", "") for name in o.check.split(",") if name), *kernels]
     with ThreadPoolExecutor(14) as pool:
         for what, rows in zip(first, pool.map(lambda what: alone(o, what, 170.0, ahead=True), first), strict=True):
             for row in rows:
@@ -170,15 +203,14 @@ def write(o, what, row):
     if "ahead" not in row or what[0] in CHECKS or "error" in row:
         with open(o.out, "a", encoding="utf-8") as file:
             print(line, file=file, flush=True)
-    print(line[:330], flush=True)
+    print(line[:250], flush=True)
 
 
 def alone(o, what, seconds, ahead=False):
     """Run a measurement in a process of its own and return its rows; an error is a row, too."""
     caches = Path(tempfile.gettempdir(), "gpu_plan")
-    # times of convolutions beside other work are no measurements: they go to a folder that is not read again
     environment = os.environ | {
-        "XDG_CACHE_HOME": str(caches / ("ahead" if ahead else "measured")),
+        "XDG_CACHE_HOME": str(caches / "measured"),
         "TRITON_CACHE_DIR": str(caches / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(caches / "compiled"),
         "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(["src", "tests"]),
     }  # fmt: skip

@@ -185,14 +185,14 @@ class EngineRecord:
 
 def candidates(workload: Workload, engine: str, compile: bool | Literal["auto"]) -> list[str]:
     """Return the names of the candidates that fit the request."""
-    on_gpu = workload.model.device.type == "cuda"  # there, steps are recorded, and compiled only if asked for
+    on_gpu = workload.model.device.type == "cuda"
     if engine == "serial":
         if compile is True:
             raise InputError("compile", compile, 'engine "lanes" or "auto": serial is for reading and debugging')
         return ["serial"]
     compiled = ["compiled lanes"] if engine == "lanes" or on_gpu else ["compiled lanes", "compiled client"]
     plain = ["lanes"] if engine == "lanes" else ["serial", "lanes"]
-    if compile is False or (on_gpu and compile == "auto"):
+    if compile is False:
         return plain
     return compiled if compile is True else plain + compiled
 

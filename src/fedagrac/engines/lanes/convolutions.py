@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from fedagrac.engines.lanes.kernels.direct import (
+    channels_beside,
+    convolve,
+    convolve_each,
+    gradients_of_each,
+    weigh,
+)
 from fedagrac.engines.lanes.kernels.patches import (
     Convolution,
     columns_of,
@@ -135,15 +142,57 @@ class _Flipped(torch.autograd.Function):
         to_weights = (flat @ columns.transpose(1, 2)).reshape(w.shape)
         if not ctx.needs_input_grad[0]:
             return None, to_weights, None
-        n, channels, *size = c.inputs
-        high, wide = c.weight[2:]
-        back = Convolution(
-            (n, c.weight[0], *c.places), (channels, c.weight[0], high, wide), (1, 1),
-            (high - 1 - c.padding[0], wide - 1 - c.padding[1]),
-        )  # fmt: skip
-        weights = w.flip(3, 4).transpose(1, 2).reshape(len(w), channels, -1)
-        product = weights @ columns_of(gradient, back)
-        return torch.unflatten(product, 2, (n, *size)).transpose(1, 2), to_weights, None
+        weights = w.flip(3, 4).transpose(1, 2).reshape(len(w), c.inputs[1], -1)
+        product = weights @ columns_of(gradient, _back(c))
+        return torch.unflatten(product, 2, (c.inputs[0], *c.inputs[2:])).transpose(1, 2), to_weights, None
+
+
+def _back(c: Convolution) -> Convolution:
+    """Return the convolution of the outputs' gradient with flipped weights, which gives that of the pictures."""
+    (n, channels, *_), (outputs, _, high, wide) = c.inputs, c.weight
+    padding = high - 1 - c.padding[0], wide - 1 - c.padding[1]
+    return Convolution((n, outputs, *c.places), (channels, outputs, high, wide), (1, 1), padding)
+
+
+class _Direct(torch.autograd.Function):
+    """A convolution by one kernel for all lanes, without patches in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+        x = channels_beside(x)
+        ctx.save_for_backward(x, w)
+        ctx.convolution = c
+        return convolve(x, w.permute(0, 3, 4, 1, 2).contiguous(), c)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        x, w = ctx.saved_tensors
+        c, g = ctx.convolution, channels_beside(gradient)
+        to_weights = weigh(x, g, c).permute(0, 3, 4, 1, 2)
+        if not ctx.needs_input_grad[0]:
+            return None, to_weights, None
+        if _flips(c):
+            return convolve(g, w.flip(3, 4).permute(0, 3, 4, 2, 1).contiguous(), _back(c)), to_weights, None
+        flat = g.permute(0, 1, 3, 4, 2).flatten(1, 3)
+        return pictures_of_rows(flat @ w.permute(0, 1, 3, 4, 2).flatten(2), c), to_weights, None
+
+
+class _OneByOne(torch.autograd.Function):
+    """A convolution by torch's kernels for one lane, several lanes side by side on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+        x = channels_beside(x)
+        ctx.save_for_backward(x, w)
+        ctx.convolution = c
+        return convolve_each(x, w, c)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        x, w = ctx.saved_tensors
+        to_pictures = ctx.needs_input_grad[0]
+        found = gradients_of_each(channels_beside(gradient), x, w, ctx.convolution, to_pictures)
+        return found[0] if to_pictures else None, found[1], None
 
 
 class _Rows(torch.autograd.Function):
@@ -190,6 +239,16 @@ def _flipped(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
     return output
 
 
+def _direct(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+    output: Tensor = _Direct.apply(x, w, c)  # type: ignore[no-untyped-call]
+    return output
+
+
+def _one_by_one(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+    output: Tensor = _OneByOne.apply(x, w, c)  # type: ignore[no-untyped-call]
+    return output
+
+
 def _rows(x: Tensor, w: Tensor, c: Convolution, multiple: int) -> Tensor:
     output: Tensor = _Rows.apply(x, w, c, multiple)  # type: ignore[no-untyped-call]
     return output
@@ -218,5 +277,7 @@ ROUTES: dict[str, Route] = {
     "rows, padded": Route(lambda x, w, c: _rows(x, w, c, MULTIPLE), _odd),
     "channels last": Route(_channels_last, lambda c: True),
     "pointwise": Route(_pointwise, _one_pixel),
+    "direct": Route(_direct, lambda c: c.inputs[1] >= 8),
+    "one by one": Route(_one_by_one, lambda c: True),
 }
 """All routes by name."""

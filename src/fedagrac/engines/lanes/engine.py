@@ -119,7 +119,7 @@ class LanesEngine:
             fitting = self.memory.fitting_width(4, int(size), 1)
             width = max(1, min(len(members), FULL_GRADIENT_CHUNK // int(size), fitting))
             with training(w), self.model.quiet():
-                self.model.route(width)
+                self.model.route(min(len(clients), self.width or len(clients)))  # as many as step together
                 for start in range(0, len(members), width):
                     some = members[start : start + width]
                     samples, shifts = self._one_batch(clients[some], round, batch)

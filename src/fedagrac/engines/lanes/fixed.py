@@ -22,6 +22,7 @@ from fedagrac.engines.base import starts_of
 from fedagrac.engines.lanes.compiled import CannotCompileError, compile_step
 from fedagrac.engines.lanes.kernels.descend import descend
 from fedagrac.engines.lanes.points import Points, per_lane
+from fedagrac.engines.precision import products
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,6 +50,12 @@ COMPILED_ERROR = {torch.float64: 1e-6, torch.float32: 0.02, torch.bfloat16: 0.2}
 """How far compiled steps may be from the same steps uncompiled, by the type of the numbers that are multiplied.
 
 In a deep network rounding moves some ReLU to the other side of zero, and a gradient by a percent.
+"""
+
+ROUNDED_ALIKE = 3.0
+"""How many times the error of TF32 products in a step the same products may have in the compiled step.
+
+In a deep network TF32 moves a gradient by more than COMPILED_ERROR, in another direction for each order of sums.
 """
 
 Pieces = Callable[..., Any]
@@ -397,7 +404,11 @@ class FixedLanes:
             expected = moved(uncompiled, seed=0)
             if all(map(torch.equal, expected, moved(uncompiled, seed=1))):
                 got = moved(self._prepared[kind], seed=0)
-                if not _agree(got, expected, COMPILED_ERROR[self._product_dtype]):
+                if _agree(got, expected, COMPILED_ERROR[self._product_dtype]):
+                    return
+                with products("float32"):
+                    precise = moved(uncompiled, seed=0)
+                if not _as_precise(got, expected, precise):
                     raise CannotCompileError("torch's compiler gives other numbers than the steps themselves")
 
     def _record(self, steps: Callable[[], Any]) -> Callable[[], Any]:
@@ -421,6 +432,20 @@ def _agree(moves: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float
     norms = torch.stack([block.norm() for block in expected])
     errors = torch.stack([(ours - theirs).norm() for ours, theirs in zip(moves, expected, strict=True)])
     return bool(((errors <= tolerance * (norms + 0.01 * norms.norm())) | ~norms.isfinite()).all())
+
+
+def _as_precise(moves: Sequence[Tensor], others: Sequence[Tensor], precise: Sequence[Tensor]) -> bool:
+    """Return whether moves are about as near to those with precise products as others are, in every block.
+
+    Examples:
+        >>> precise, others = [torch.zeros(4)], [torch.full((4,), 0.03)]
+        >>> _as_precise([torch.full((4,), -0.03)], others, precise), _as_precise([torch.ones(4)], others, precise)
+        (True, False)
+    """
+    errors, own = (
+        torch.stack([(a - b).norm() for a, b in zip(some, precise, strict=True)]) for some in (moves, others)
+    )
+    return bool((errors <= ROUNDED_ALIKE * (own + 0.1 * own.norm())).all())
 
 
 def _unroll(wave: Wave, workload: Workload) -> int:

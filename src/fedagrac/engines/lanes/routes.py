@@ -37,7 +37,7 @@ __all__ = ["MEASURED", "Seconds", "choose_routes", "measured_routes", "route_sec
 
 log = logging.getLogger("fedagrac")
 
-MEASURED = (GROUPED, "patches", "patches, padded", "patches, flipped", "pointwise")
+MEASURED = (GROUPED, "patches", "patches, padded", "patches, flipped", "pointwise", "direct", "one by one")
 """The routes that are timed where they fit. Each costs a kernel that must be compiled on its first use.
 
 Those whose outputs have the channels of a pixel side by side are left out: torch's vmap rule of group_norm does
@@ -108,8 +108,10 @@ def route_seconds(
     On a GPU they are the seconds of the kernels alone.
     """
     try:
-        inputs = torch.zeros((lanes, *c.inputs), dtype=dtype, device=device, requires_grad=to_pictures)
-        weights = torch.zeros((lanes, *c.weight), dtype=dtype, device=device, requires_grad=True)
+        numbers = torch.Generator(device).manual_seed(0)  # not zeros: products of zeros take less time
+        inputs = torch.rand((lanes, *c.inputs), generator=numbers, dtype=dtype, device=device)
+        weights = torch.rand((lanes, *c.weight), generator=numbers, dtype=dtype, device=device)
+        inputs.requires_grad_(to_pictures), weights.requires_grad_()
         sources = (inputs, weights) if to_pictures else (weights,)
         layers = RoutedLayers({c: name})
 

@@ -23,7 +23,16 @@ from fedagrac.engines.lanes.kernels.tracing import traced
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Convolution", "columns_of", "pictures_of", "pictures_of_rows", "rounded_up", "rows_of"]
+__all__ = [
+    "Convolution",
+    "columns_of",
+    "flat_of",
+    "pictures_of",
+    "pictures_of_rows",
+    "rounded_up",
+    "rows_of",
+    "shape_of",
+]
 
 BLOCK = 1024
 
@@ -88,7 +97,7 @@ def columns_of(x: Tensor, c: Convolution, multiple: int = 1) -> Tensor:
                  [4., 5.]]])
     """
     if traced():
-        opaque: Tensor = _columns_op(x, _flat(c), multiple)
+        opaque: Tensor = _columns_op(x, flat_of(c), multiple)
         return opaque
     kernel = _kernels() if x.is_cuda else None
     if kernel is not None:
@@ -113,7 +122,7 @@ def rows_of(x: Tensor, c: Convolution, multiple: int = 1) -> Tensor:
                  [1., 3.]]])
     """
     if traced():
-        opaque: Tensor = _rows_op(x, _flat(c), multiple)
+        opaque: Tensor = _rows_op(x, flat_of(c), multiple)
         return opaque
     kernel = _kernels() if x.is_cuda else None
     if kernel is not None:
@@ -139,7 +148,7 @@ def pictures_of(columns: Tensor, c: Convolution) -> Tensor:
                    [1., 2., 1.]]]]])
     """
     if traced():
-        opaque: Tensor = _pictures_op(columns, _flat(c))
+        opaque: Tensor = _pictures_op(columns, flat_of(c))
         return opaque
     kernel = _kernels() if columns.is_cuda else None
     if kernel is not None:
@@ -164,7 +173,7 @@ def pictures_of_rows(rows: Tensor, c: Convolution) -> Tensor:
                    [1., 2., 1.]]]]])
     """
     if traced():
-        opaque: Tensor = _pictures_of_rows_op(rows, _flat(c))
+        opaque: Tensor = _pictures_of_rows_op(rows, flat_of(c))
         return opaque
     kernel = _kernels() if rows.is_cuda else None
     if kernel is not None:
@@ -241,28 +250,36 @@ def _kernels() -> Any:
     return patches_triton
 
 
-def _flat(c: Convolution) -> list[int]:
+def flat_of(c: Convolution) -> list[int]:
+    """Return a convolution as numbers, which an operation of a compiler takes.
+
+    Examples:
+        >>> c = Convolution((2, 3, 9, 8), (5, 3, 3, 3), stride=(2, 1), padding=(1, 0))
+        >>> shape_of(flat_of(c)) == c
+        True
+    """
     return [*c.inputs, *c.weight, *c.stride, *c.padding]
 
 
-def _unflat(c: Sequence[int]) -> Convolution:
+def shape_of(c: Sequence[int]) -> Convolution:
+    """Return the convolution of `flat_of`."""
     return Convolution(tuple(c[:4]), tuple(c[4:8]), (c[8], c[9]), (c[10], c[11]))
 
 
 def _columns(x: Tensor, c: list[int], multiple: int) -> Tensor:
-    return _fresh(columns_of(x, _unflat(c), multiple), x)
+    return _fresh(columns_of(x, shape_of(c), multiple), x)
 
 
 def _rows(x: Tensor, c: list[int], multiple: int) -> Tensor:
-    return _fresh(rows_of(x, _unflat(c), multiple), x)
+    return _fresh(rows_of(x, shape_of(c), multiple), x)
 
 
 def _pictures(columns: Tensor, c: list[int]) -> Tensor:
-    return pictures_of(columns, _unflat(c)).transpose(1, 2).contiguous().transpose(1, 2)
+    return pictures_of(columns, shape_of(c)).transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _pictures_of_rows(rows: Tensor, c: list[int]) -> Tensor:
-    return pictures_of_rows(rows, _unflat(c))
+    return pictures_of_rows(rows, shape_of(c))
 
 
 def _fresh(matrices: Tensor, x: Tensor) -> Tensor:
@@ -278,23 +295,23 @@ _pictures_of_rows_op = custom_op("fedagrac::pictures_of_rows", _pictures_of_rows
 
 @_columns_op.register_fake
 def _(x: Tensor, c: list[int], multiple: int) -> Tensor:
-    convolution = _unflat(c)
+    convolution = shape_of(c)
     sides = (rounded_up(size, multiple) for size in (convolution.patch, convolution.outputs))
     return x.new_empty((len(x), *sides))
 
 
 @_rows_op.register_fake
 def _(x: Tensor, c: list[int], multiple: int) -> Tensor:
-    convolution = _unflat(c)
+    convolution = shape_of(c)
     sides = (rounded_up(size, multiple) for size in (convolution.outputs, convolution.patch))
     return x.new_empty((len(x), *sides))
 
 
 @_pictures_op.register_fake
 def _(columns: Tensor, c: list[int]) -> Tensor:
-    return _new_pictures(columns, _unflat(c))
+    return _new_pictures(columns, shape_of(c))
 
 
 @_pictures_of_rows_op.register_fake
 def _(rows: Tensor, c: list[int]) -> Tensor:
-    return _new_pictures_of_rows(rows, _unflat(c))
+    return _new_pictures_of_rows(rows, shape_of(c))

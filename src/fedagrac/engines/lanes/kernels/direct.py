@@ -1,0 +1,207 @@
+"""Convolutions of many lanes without patches in memory; the channels of a pixel lie side by side.
+
+Pictures are [lanes, n, channels, height, width] in any layout. What is returned has the channels of one pixel as
+neighbours in memory. On a GPU with Triton one kernel convolves all lanes, and one computes the gradient of all
+weights; elsewhere torch convolves one lane after another. To a compiler each is one operation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+from torch.nn import functional
+
+from fedagrac.engines.lanes.kernels.patches import Convolution, flat_of, shape_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["channels_beside", "convolve", "convolve_each", "gradients_of_each", "weigh"]
+
+STREAMS = 4
+"""How many lanes a GPU convolves at a time where each has a kernel of its own."""
+
+
+def channels_beside(x: Tensor) -> Tensor:
+    """Return pictures whose channels are neighbours in memory.
+
+    Examples:
+        >>> import torch
+        >>> channels_beside(torch.zeros(1, 1, 2, 3, 3)).stride()
+        (18, 18, 1, 6, 2)
+    """
+    return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def _convolve(x: Tensor, w: Tensor, c: list[int]) -> Tensor:
+    """Return the convolution of pictures, whose channels are neighbours, with weights [lanes, h, w, O, C]."""
+    shape, x, w = shape_of(c), channels_beside(x), w.contiguous()  # a compiler may pass other layouts
+    kernels = _kernels() if _takes(x) else None
+    if kernels is None:
+        return _joined(
+            [functional.conv2d(a, b.permute(2, 3, 0, 1), None, *shape[2:]) for a, b in zip(x, w, strict=True)]
+        )
+    (n, channels, *size), outputs, (rows, columns) = shape.inputs, shape.weight[0], shape.places
+    out = x.new_empty((len(x), n, rows, columns, outputs))
+    block_n = _block(outputs, 128)
+    block_m = 128 if shape.outputs >= 128 else 64
+    block_k = 32 if channels > 16 else 16
+    tiles = -(-shape.outputs // block_m) * -(-outputs // block_n)
+    kernels.convolve[(tiles, len(x))](
+        x, w, out, shape.outputs, n, channels, *size, outputs, *shape.weight[2:], rows, columns, *shape.stride,
+        *shape.padding, BM=block_m, BN=block_n, BK=block_k * (2 if x.dtype == torch.bfloat16 else 1),
+        PRECISION=_precision(x), num_warps=8 if block_m * block_n > 8192 else 4, num_stages=3,
+    )  # fmt: skip
+    return out.permute(0, 1, 4, 2, 3)
+
+
+def _weigh(x: Tensor, g: Tensor, c: list[int]) -> Tensor:
+    """Return the gradient of the weights, [lanes, h, w, O, C], from pictures and the outputs' gradient."""
+    shape, x, g = shape_of(c), channels_beside(x), channels_beside(g)
+    outputs, channels, high, wide = shape.weight
+    kernels = _kernels() if _takes(x) else None
+    if kernels is None:
+        each = [_gradients(b, a, a.new_empty(shape.weight), shape, False)[1] for a, b in zip(x, g, strict=True)]
+        return torch.stack(each).permute(0, 3, 4, 1, 2).contiguous()
+    out = x.new_empty((len(x), high, wide, outputs, channels))
+    block_o, block_c = _block(outputs, 128), _block(channels, 128)
+    tiles = -(-outputs // block_o) * -(-channels // block_c) * high * wide
+    kernels.weigh[(tiles, len(x))](
+        x, g, out, shape.outputs, *shape.inputs, outputs, high, wide, *shape.places, *shape.stride, *shape.padding,
+        BO=block_o, BC=block_c, BP=32, PRECISION=_precision(x),
+        num_warps=8 if block_o * block_c > 8192 else 4, num_stages=3,
+    )  # fmt: skip
+    return out
+
+
+def _convolve_each(x: Tensor, w: Tensor, c: list[int]) -> Tensor:
+    """Return the convolution of pictures with weights [lanes, O, C, h, w], by torch and lane by lane."""
+    shape = shape_of(c)
+    last = torch.channels_last
+    return _joined(
+        _beside(x, lambda i: functional.conv2d(x[i], w[i].contiguous(memory_format=last), None, *shape[2:]))
+    )
+
+
+def _gradients_of_each(g: Tensor, x: Tensor, w: Tensor, c: list[int], to_pictures: bool) -> tuple[Tensor, Tensor]:
+    """Return the gradients of pictures and weights, by torch and lane by lane; zeros without `to_pictures`."""
+    shape = shape_of(c)
+    last = torch.channels_last
+    each = _beside(x, lambda i: _gradients(g[i], x[i], w[i].contiguous(memory_format=last), shape, to_pictures))
+    pictures = _joined([a for a, _ in each]) if to_pictures else x.new_empty(0)
+    return pictures, torch.stack([b.contiguous() for _, b in each])
+
+
+def _gradients(g: Tensor, x: Tensor, w: Tensor, c: Convolution, to_pictures: bool) -> tuple[Tensor, Tensor]:
+    """Return the gradients of one lane's pictures and weights."""
+    found = torch.ops.aten.convolution_backward(
+        g, x, w, None, c.stride, c.padding, (1, 1), False, (0, 0), 1, (to_pictures, True, False)
+    )
+    return found[0], found[1]
+
+
+def _beside(x: Tensor, work: Callable[[int], Any]) -> list[Any]:
+    """Return the work of all lanes; a GPU has several of them under way."""
+    if not x.is_cuda:
+        return [work(i) for i in range(len(x))]
+    here, others = torch.cuda.current_stream(), _streams()
+    for stream in others:
+        stream.wait_stream(here)
+    done = []
+    for i in range(len(x)):
+        with torch.cuda.stream(others[i % len(others)]):
+            done.append(work(i))
+    for stream in others:
+        here.wait_stream(stream)
+    return done
+
+
+@functools.cache
+def _streams() -> list[Any]:
+    return [torch.cuda.Stream() for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+
+
+def _joined(pictures: Sequence[Tensor]) -> Tensor:
+    """Return pictures of all lanes, the channels of a pixel side by side."""
+    return torch.stack([p.permute(0, 2, 3, 1) for p in pictures]).permute(0, 1, 4, 2, 3)
+
+
+def _takes(x: Tensor) -> bool:
+    """Return whether the kernels of Triton take these numbers."""
+    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16)
+
+
+def _precision(x: Tensor) -> str:
+    return "tf32" if x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def _block(size: int, most: int) -> int:
+    """Return the side of a tile: a power of two from 16 to `most`."""
+    return max(16, min(most, 1 << (size - 1).bit_length()))
+
+
+@functools.cache
+def _kernels() -> Any:
+    """Return the module of Triton kernels, or None if Triton is not installed."""
+    try:
+        from fedagrac.engines.lanes.kernels import direct_triton
+    except ImportError:
+        return None
+    return direct_triton
+
+
+_convolve_op = custom_op("fedagrac::convolve", _convolve, mutates_args=())
+_weigh_op = custom_op("fedagrac::weigh", _weigh, mutates_args=())
+_convolve_each_op = custom_op("fedagrac::convolve_each", _convolve_each, mutates_args=())
+_gradients_of_each_op = custom_op("fedagrac::gradients_of_each", _gradients_of_each, mutates_args=())
+
+
+def _new_outputs(x: Tensor, w: Tensor, c: list[int]) -> Tensor:
+    shape = shape_of(c)
+    return x.new_empty((len(x), shape.inputs[0], *shape.places, shape.weight[0])).permute(0, 1, 4, 2, 3)
+
+
+_convolve_op.register_fake(_new_outputs)
+_convolve_each_op.register_fake(_new_outputs)
+
+
+@_weigh_op.register_fake
+def _(x: Tensor, g: Tensor, c: list[int]) -> Tensor:
+    outputs, channels, high, wide = shape_of(c).weight
+    return x.new_empty((len(x), high, wide, outputs, channels))
+
+
+@_gradients_of_each_op.register_fake
+def _(g: Tensor, x: Tensor, w: Tensor, c: list[int], to_pictures: bool) -> tuple[Tensor, Tensor]:
+    n, channels, height, width = shape_of(c).inputs
+    pictures = x.new_empty((len(x), n, height, width, channels)).permute(0, 1, 4, 2, 3)
+    return pictures if to_pictures else x.new_empty(0), w.new_empty(w.shape)
+
+
+def convolve(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+    """Return the convolution of pictures, whose channels are neighbours, with weights [lanes, h, w, O, C]."""
+    outputs: Tensor = _convolve_op(x, w, flat_of(c))
+    return outputs
+
+
+def weigh(x: Tensor, g: Tensor, c: Convolution) -> Tensor:
+    """Return the gradient of the weights, [lanes, h, w, O, C]; channels are neighbours in both arguments."""
+    weights: Tensor = _weigh_op(x, g, flat_of(c))
+    return weights
+
+
+def convolve_each(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
+    """Return the convolution of pictures with weights [lanes, O, C, h, w], by torch and lane by lane."""
+    outputs: Tensor = _convolve_each_op(x, w, flat_of(c))
+    return outputs
+
+
+def gradients_of_each(g: Tensor, x: Tensor, w: Tensor, c: Convolution, to_pictures: bool) -> tuple[Tensor, Tensor]:
+    """Return the gradients of pictures and weights, by torch and lane by lane."""
+    pictures, weights = _gradients_of_each_op(g, x, w, flat_of(c), to_pictures)
+    return pictures, weights
