@@ -267,8 +267,10 @@ class Graph(nn.Module):
 
     def forward(self, x):
         h = functional.relu(self.message(x[..., None]))
-        ends = torch.arange(12) % 6
-        sums = torch.zeros(len(x), 6, 4, dtype=h.dtype).index_add(1, ends, torch.cat([h, h.roll(1, 1)], 1))
+        ends = torch.arange(12, device=x.device) % 6
+        sums = torch.zeros(len(x), 6, 4, dtype=h.dtype, device=x.device).index_add(
+            1, ends, torch.cat([h, h.roll(1, 1)], 1)
+        )
         return self.out(sums.amax(1))
 
 

@@ -208,10 +208,21 @@ def test_routes_are_used_if_two_lanes_have_the_gradient_of_the_module():
     assert list(model.layers.routes.values()) == ["patches, padded"]
 
 
-def test_a_layer_that_does_not_take_the_layout_of_a_route_gets_another_one():
+@pytest.mark.parametrize("name", ["rows", "one by one"])
+def test_norms_take_pictures_whose_channels_are_side_by_side(name):
     model, convolutions = normed()
-    with pytest.warns(UserWarning, match="convolutions run as grouped ones: with faster routes NYI"):
-        model.use_routes(dict.fromkeys(convolutions, "rows"), 5)
+    model.use_routes(dict.fromkeys(convolutions, name), 5)
+    assert set(model.layers.routes.values()) == {name}
+
+
+def test_a_route_that_fails_is_not_used(monkeypatch):
+    def failing(x, w, c):
+        raise RuntimeError("no such layout. Please file an issue")
+
+    monkeypatch.setitem(ROUTES, "failing", ROUTES["patches"]._replace(run=failing))
+    model, convolutions = normed()
+    with pytest.warns(UserWarning, match="grouped ones: with faster routes no such layout$"):
+        model.use_routes(dict.fromkeys(convolutions, "failing"), 5)
     assert not model.layers.routes
 
 

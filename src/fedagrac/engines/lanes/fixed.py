@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fedagrac.core.optimizers import clip_factors, numbers_after
-from fedagrac.engines.base import starts_of
+from fedagrac.engines.base import place_of
 from fedagrac.engines.lanes.compiled import CannotCompileError, compile_step
 from fedagrac.engines.lanes.kernels.descend import descend
 from fedagrac.engines.lanes.points import Points, per_lane
@@ -208,8 +208,8 @@ class FixedLanes:
             with _no_garbage_collection() if self._on_gpu else contextlib.nullcontext():
                 self._prepared |= {kind: self._prepare(kind) for kind in missing}
         b = self.buffers
-        rows = torch.from_numpy(wave.rows).to(x.device)
-        self._begin(wave, plan, x, rows)
+        where = place_of(wave.rows, x.device)
+        self._begin(wave, plan, x, where)
         offsets = wave.offsets
         for begin in range(0, len(wave.running), TABLE_STEPS):
             steps = slice(begin, min(begin + TABLE_STEPS, len(wave.running)))
@@ -219,40 +219,46 @@ class FixedLanes:
             for kind in kinds[begin // self.unroll : -(-steps.stop // self.unroll)]:
                 self._prepared[kind]()
         K = torch.as_tensor(plan.steps[wave.rows], dtype=torch.float64, device=x.device)
-        result.loss[rows] = b.loss / K
+        result.loss[where] = b.loss / K
         taken = (b.X, result.models), (b.first, result.first), (b.total, result.total)
         for blocks, into in (*taken, *zip(b.slots, result.slots or (), strict=False)):
             if blocks is not None and into is not None:
-                self._take_out(blocks, into, wave.rows)
+                for block, view in zip(blocks, self._model.row_views(into).values(), strict=True):
+                    view[where] = block
         if b.moving is not None and result.buffers is not None:
-            result.buffers[rows] = self._model.buffers.join(b.moving, x.dtype)
+            result.buffers[where] = self._model.buffers.join(b.moving, x.dtype)
 
-    def _begin(self, wave: Wave, plan: Plan, x: Tensor, rows: Tensor) -> None:
+    def _begin(self, wave: Wave, plan: Plan, x: Tensor, where: slice | Tensor) -> None:
         """Fill the buffers with the starts of a wave."""
         b = self.buffers
-        x_of_rows = starts_of(x, rows)
-        self._fill(b.X, x_of_rows if plan.start is None else plan.start[rows])
+        centers = x.expand(len(wave.rows), -1) if x.ndim == 1 else x[where]
+        self._fill(b.X, centers if plan.start is None else plan.start[where])
         b.loss.zero_()
         if b.C is not None and plan.correction is not None:
-            self._fill(b.C, plan.correction[rows])
+            self._fill(b.C, plan.correction[where])
         if b.center is not None:
-            self._fill(b.center, x_of_rows)
+            self._fill(b.center, centers)
             b.mu.copy_(torch.as_tensor(plan.mu[wave.rows], dtype=x.dtype))
         if b.mask is not None and plan.mask is not None:
-            self._fill(b.mask, plan.mask[rows])
+            self._fill(b.mask, plan.mask[where])
         if b.points is not None:
-            self._fill_points(b.points, plan, wave.rows, rows, x_of_rows)
+            self._fill_points(b.points, plan, wave.rows, where, centers)
         for collected in (b.first, b.total, *(() if self._keeps else b.slots)):
             for block in collected or ():
                 block.zero_()
         for slot, start in zip(b.slots, plan.slots or (), strict=False):
-            self._fill(slot, start[rows])
+            self._fill(slot, start[where])
         if b.moving is not None and plan.buffers is not None:
-            for name, start in self._model.buffers.rows(plan.buffers[rows]).items():
+            for name, start in self._model.buffers.rows(plan.buffers[where]).items():
                 b.moving[name].copy_(start)
 
     def _fill_points(
-        self, points: Points, plan: Plan, rows: npt.NDArray[np.int64], where: Tensor, centers: Tensor
+        self,
+        points: Points,
+        plan: Plan,
+        rows: npt.NDArray[np.int64],
+        where: slice | Tensor,
+        centers: Tensor,
     ) -> None:
         """Copy the points of a wave."""
         if points.anchor is not None:
@@ -262,12 +268,6 @@ class FixedLanes:
                 self._fill(blocks, values[where])
         if points.ascent is not None and plan.ascent is not None:
             points.ascent.copy_(torch.as_tensor(plan.ascent[rows], dtype=points.ascent.dtype))
-
-    def _take_out(self, blocks: list[Tensor], into: Tensor, rows: npt.NDArray[np.int64]) -> None:
-        """Copy blocks into rows of a matrix [m, d]; a single row is indexed by a number, in half the time."""
-        where = int(rows[0]) if len(rows) == 1 else torch.from_numpy(rows).to(into.device)
-        for block, view in zip(blocks, self._model.row_views(into).values(), strict=True):
-            view[where] = block[0] if len(rows) == 1 else block
 
     def _lay_out(
         self, wave: Wave, plan: Plan, offsets: npt.NDArray[np.int64], running: npt.NDArray[np.int64], begin: int

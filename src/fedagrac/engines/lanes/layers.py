@@ -81,6 +81,8 @@ class RoutedLayers(CallMode):
             self._routes[functional.group_norm] = _group_norm
         if not side_by_side:
             self._routes[functional.linear] = _linear
+            self._routes[functional.group_norm] = _group_norm_in_two_sums
+            self._routes[functional.batch_norm] = _batch_norm_in_two_sums
         elif fused or faster_products():
             self._routes[functional.linear] = _linear_of_lanes
 
@@ -115,10 +117,15 @@ class RoutedLayers(CallMode):
         name = GROUPED
         if convolution is not None:
             name = "channels last" if self.side_by_side else self.routes.get(convolution, GROUPED)
-        if name == GROUPED:
+        if convolution is None or (name == GROUPED and self.side_by_side):
             return torch.conv2d(*args, **options)
-        output: Tensor = _Convolution.apply(inputs, weight, convolution, name)  # type: ignore[no-untyped-call]
-        return output if bias is None else output + bias[:, None, None]
+        if name == GROUPED:
+            output = torch.conv2d(inputs, weight, None, convolution.stride, convolution.padding)
+        else:
+            output = _Convolution.apply(inputs, weight, convolution, name)  # type: ignore[no-untyped-call]
+        if bias is None:
+            return output
+        return output + (bias[:, None, None] if self.side_by_side else _by_sample(bias, output))
 
     def _max_pool(self, inputs: Tensor, *args: Any, **options: Any) -> Any:
         if options.get("return_indices", False) or len(args) > 5:
@@ -134,6 +141,42 @@ def _group_norm(inputs: Tensor, *args: Any, **options: Any) -> Tensor:
     """Return a group norm; its vmap rule needs contiguous channels, and fails for pictures of one pixel."""
     pixels = inputs.contiguous().flatten(2) if inputs.ndim > 3 else inputs
     return functional.group_norm(pixels, *args, **options).reshape(inputs.shape)
+
+
+def _by_sample(values: Tensor, inputs: Tensor) -> Tensor:
+    """Return the values of channels, [C], shaped like inputs [n, C, ...].
+
+    They are expanded to each sample first, so that their gradient is summed in each of them and then over them. A
+    GPU has too little to do side by side in one sum over both.
+    """
+    return values.expand(len(inputs), -1)[(...,) + (None,) * (inputs.ndim - 2)]
+
+
+def _scaled(normed: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    if weight is not None:
+        normed = normed * _by_sample(weight, normed)
+    return normed if bias is None else normed + _by_sample(bias, normed)
+
+
+def _group_norm_in_two_sums(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05
+) -> Tensor:
+    """Return a group norm, the gradients of whose weight and bias are summed in two steps."""
+    return _scaled(_group_norm(input, num_groups, None, None, eps), weight, bias)
+
+
+def _batch_norm_in_two_sums(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *args: Any,
+    **options: Any,
+) -> Tensor:
+    """Return a batch norm, the gradients of whose weight and bias are summed in two steps."""
+    normed = functional.batch_norm(input, running_mean, running_var, None, None, *args, **options)
+    return _scaled(normed, weight, bias)
 
 
 def _average_pool(pool: Callable[..., Tensor], dims: int, inputs: Tensor, output_size: Any) -> Tensor:

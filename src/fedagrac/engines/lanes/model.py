@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.func import functional_call, vmap
 
 from fedagrac.core.optimizers import ascent_factors
@@ -20,6 +21,7 @@ from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.engines.lanes.modes import CannotBatchError, as_if_compiled
 from fedagrac.engines.lanes.points import per_lane
 from fedagrac.engines.lanes.positions import ChangedCallsError, UsedPositions, used_positions
+from fedagrac.engines.lanes.recurrent import weights_as_given
 from fedagrac.engines.lanes.routes import choose_routes
 from fedagrac.engines.precision import Precision, products
 from fedagrac.engines.serial import seed_dropout, training
@@ -61,6 +63,8 @@ class LaneModel:
     def __init__(self, workload: Workload, fused: bool) -> None:
         self.workload, self.fused, self.traced, self.slow = workload, fused, fused, False
         on_gpu = workload.model.device.type == "cuda"
+        modules = workload.model.module.modules()
+        self._recurrent = [layer for layer in modules if isinstance(layer, nn.RNNBase)]
         self.layers = None if on_gpu else RoutedLayers(side_by_side=True, fused=fused)
         self._losses = vmap(self._loss, randomness="different")
 
@@ -187,13 +191,15 @@ class LaneModel:
         args, options = self.workload.arguments(inputs)
         state = parameters | buffers  # where the module replaces a buffer, torch replaces it here, too
         module = self.workload.model.module
-        with self._told(), contextlib.nullcontext() if self.layers is None else self.layers.forward_pass():
+        with self._lane_by_lane(), contextlib.nullcontext() if self.layers is None else self.layers.forward_pass():
             output = self.workload.computed(lambda: functional_call(module, state, args, options))
         return self.workload.loss(output, targets), {name: state[name] for name in buffers}
 
-    def _told(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context for the forward pass, in which the module is told that it is compiled if it must be."""
-        return as_if_compiled() if self.traced else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def _lane_by_lane(self) -> Iterator[None]:
+        """Run a forward pass in which the module looks at no numbers and no addresses, which lanes do not have."""
+        with as_if_compiled() if self.traced else contextlib.nullcontext(), weights_as_given(self._recurrent):
+            yield
 
     def route(self, lanes: int) -> None:
         """Choose, once and on a GPU only, the route of every convolution."""
@@ -288,7 +294,7 @@ class LaneModel:
         w = self.workload
         x = w.model.initial()
         try:
-            with training(w), self._told():
+            with training(w), self._lane_by_lane():
                 inputs, _ = w.load(samples, generators=w.generators([0], 0))
                 args, options = w.arguments(inputs)
                 state = dict(w.model.views(x))

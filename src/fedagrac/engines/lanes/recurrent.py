@@ -7,11 +7,13 @@ modules call.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from fedagrac.engines.lanes.kernels import recurrence
@@ -21,10 +23,25 @@ from fedagrac.engines.precision import in_bf16
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["recurrent_routes"]
+__all__ = ["recurrent_routes", "weights_as_given"]
 
 CACHE = 2**20
 """Bytes of recurrent weights that a time loop keeps in the cache of a CPU; lanes beyond wait for the next loop."""
+
+
+@contextlib.contextmanager
+def weights_as_given(layers: Sequence[nn.RNNBase]) -> Iterator[None]:
+    """Keep recurrent layers from joining their weights in memory, in a block: those of many lanes have no address.
+
+    On a GPU a layer whose weights have been replaced joins them for cuDNN.
+    """
+    for layer in layers:
+        layer.__dict__["flatten_parameters"] = lambda: None
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.__dict__["flatten_parameters"]
 
 
 def _recurrent(function: Callable[..., Any], fused: bool, *args: Any, **options: Any) -> tuple[Tensor, ...]:

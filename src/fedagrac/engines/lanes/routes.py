@@ -38,11 +38,7 @@ __all__ = ["MEASURED", "Seconds", "choose_routes", "measured_routes", "route_sec
 log = logging.getLogger("fedagrac")
 
 MEASURED = (GROUPED, "patches", "patches, padded", "patches, flipped", "pointwise", "direct", "one by one")
-"""The routes that are timed where they fit. Each costs a kernel that must be compiled on its first use.
-
-Those whose outputs have the channels of a pixel side by side are left out: torch's vmap rule of group_norm does
-not take that layout.
-"""
+"""The routes that are timed where they fit. Each costs a kernel that must be compiled on its first use."""
 
 LARGEST = 10_000
 """The most bytes of a measurement on disk."""
