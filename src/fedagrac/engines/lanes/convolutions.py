@@ -168,7 +168,7 @@ class _Direct(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
         x, w = ctx.saved_tensors
         c, g = ctx.convolution, channels_beside(gradient)
-        to_weights = weigh(x, g, c).permute(0, 3, 4, 1, 2)
+        to_weights = weigh(x, g, c).permute(0, 2, 3, 1, 4)
         if not ctx.needs_input_grad[0]:
             return None, to_weights, None
         if _flips(c):

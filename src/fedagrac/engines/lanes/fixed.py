@@ -211,6 +211,8 @@ class FixedLanes:
         where = place_of(wave.rows, x.device)
         self._begin(wave, plan, x, where)
         offsets = wave.offsets
+        # copied now, because a copy to a GPU waits for what it has to do; the next round is drawn meanwhile
+        K = torch.as_tensor(plan.steps[wave.rows], dtype=torch.float64, device=x.device)
         for begin in range(0, len(wave.running), TABLE_STEPS):
             steps = slice(begin, min(begin + TABLE_STEPS, len(wave.running)))
             self._lay_out(wave, plan, offsets[steps], wave.running[steps], begin)
@@ -218,7 +220,6 @@ class FixedLanes:
                 self._check_compiled(kind)
             for kind in kinds[begin // self.unroll : -(-steps.stop // self.unroll)]:
                 self._prepared[kind]()
-        K = torch.as_tensor(plan.steps[wave.rows], dtype=torch.float64, device=x.device)
         result.loss[where] = b.loss / K
         taken = (b.X, result.models), (b.first, result.first), (b.total, result.total)
         for blocks, into in (*taken, *zip(b.slots, result.slots or (), strict=False)):

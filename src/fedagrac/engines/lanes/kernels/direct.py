@@ -16,12 +16,15 @@ from torch import Tensor
 from torch.library import custom_op
 from torch.nn import functional
 
-from fedagrac.engines.lanes.kernels.patches import Convolution, flat_of, shape_of
+from fedagrac.engines.lanes.kernels.patches import Convolution, flat_of, rounded_up, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["channels_beside", "convolve", "convolve_each", "gradients_of_each", "weigh"]
+
+PROGRAMS = 1024
+"""How many tiles of the weights' gradients are computed side by side, if there is enough to do."""
 
 STREAMS = 4
 """How many lanes a GPU convolves at a time where each has a kernel of its own."""
@@ -48,33 +51,48 @@ def _convolve(x: Tensor, w: Tensor, c: list[int]) -> Tensor:
         )
     (n, channels, *size), outputs, (rows, columns) = shape.inputs, shape.weight[0], shape.places
     out = x.new_empty((len(x), n, rows, columns, outputs))
-    block_n = _block(outputs, 128)
-    block_m = 128 if shape.outputs >= 128 else 64
-    block_k = 32 if channels > 16 else 16
+    block_m, block_n = 128 if shape.outputs >= 1024 else 64, _block(outputs, 128)
     tiles = -(-shape.outputs // block_m) * -(-outputs // block_n)
     kernels.convolve[(tiles, len(x))](
         x, w, out, shape.outputs, n, channels, *size, outputs, *shape.weight[2:], rows, columns, *shape.stride,
-        *shape.padding, BM=block_m, BN=block_n, BK=block_k * (2 if x.dtype == torch.bfloat16 else 1),
-        PRECISION=_precision(x), num_warps=8 if block_m * block_n > 8192 else 4, num_stages=3,
+        *shape.padding, BM=block_m, BN=block_n, BK=_block(channels, 128 // x.element_size()),
+        PRECISION=_precision(x), num_warps=4, num_stages=3,
     )  # fmt: skip
     return out.permute(0, 1, 4, 2, 3)
 
 
 def _weigh(x: Tensor, g: Tensor, c: list[int]) -> Tensor:
-    """Return the gradient of the weights, [lanes, h, w, O, C], from pictures and the outputs' gradient."""
+    """Return the gradient of the weights, [lanes, h, O, C, w], from pictures and the outputs' gradient."""
     shape, x, g = shape_of(c), channels_beside(x), channels_beside(g)
     outputs, channels, high, wide = shape.weight
     kernels = _kernels() if _takes(x) else None
     if kernels is None:
         each = [_gradients(b, a, a.new_empty(shape.weight), shape, False)[1] for a, b in zip(x, g, strict=True)]
-        return torch.stack(each).permute(0, 3, 4, 1, 2).contiguous()
-    out = x.new_empty((len(x), high, wide, outputs, channels))
-    block_o, block_c = _block(outputs, 128), _block(channels, 128)
-    tiles = -(-outputs // block_o) * -(-channels // block_c) * high * wide
-    kernels.weigh[(tiles, len(x))](
-        x, g, out, shape.outputs, *shape.inputs, outputs, high, wide, *shape.places, *shape.stride, *shape.padding,
-        BO=block_o, BC=block_c, BP=32, PRECISION=_precision(x),
-        num_warps=8 if block_o * block_c > 8192 else 4, num_stages=3,
+        return torch.stack(each).permute(0, 3, 1, 2, 4).contiguous()
+    block_o, block_n, block_p = _block(outputs, 128), 128 if outputs > 64 else 64, 32 if outputs > 32 else 64
+    tiles = -(-outputs // block_o) * -(-channels * wide // block_n) * high
+    # few tiles leave a GPU idle, so sums over pixels are cut in parts
+    parts = max(1, min(PROGRAMS // (tiles * len(x)), shape.outputs // (8 * block_p)))
+    part = rounded_up(-(-shape.outputs // parts), block_p)
+    parts = -(-shape.outputs // part)
+    out = torch.empty((parts, len(x), high, outputs, channels, wide), device=x.device)
+    pictures = _spread(kernels, x, wide, shape.places[1], shape.stride[1], shape.padding[1])
+    gradients = _spread(kernels, g, 1, shape.places[1], 1, 0)
+    kernels.weigh[(tiles, len(x), parts)](
+        pictures, gradients, out, shape.outputs, part, *shape.inputs[:3], outputs, high, wide, *shape.places,
+        shape.stride[0], shape.padding[0], BO=block_o, BN=block_n, BP=block_p, PRECISION=_precision(x),
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return (out[0] if parts == 1 else out.sum(0)).to(x.dtype)
+
+
+def _spread(kernels: Any, x: Tensor, wide: int, places: int, across: int, padding: int) -> Tensor:
+    """Return each row of pixels as `wide` rows, shifted by one pixel each: [lanes, C, wide, n * H * places]."""
+    lanes, n, channels, height, width = x.shape
+    out = x.new_empty((lanes, channels, wide, n * height * places))
+    tiles = -(-n * height * places // 64) * -(-channels // 32)
+    kernels.spread[(tiles, lanes)](
+        x, out, n, channels, height, width, wide, places, across, padding, BM=64, BC=32
     )  # fmt: skip
     return out
 
@@ -173,7 +191,7 @@ _convolve_each_op.register_fake(_new_outputs)
 @_weigh_op.register_fake
 def _(x: Tensor, g: Tensor, c: list[int]) -> Tensor:
     outputs, channels, high, wide = shape_of(c).weight
-    return x.new_empty((len(x), high, wide, outputs, channels))
+    return x.new_empty((len(x), high, outputs, channels, wide))
 
 
 @_gradients_of_each_op.register_fake
@@ -190,7 +208,7 @@ def convolve(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
 
 
 def weigh(x: Tensor, g: Tensor, c: Convolution) -> Tensor:
-    """Return the gradient of the weights, [lanes, h, w, O, C]; channels are neighbours in both arguments."""
+    """Return the gradient of the weights, [lanes, h, O, C, w]; channels are neighbours in both arguments."""
     weights: Tensor = _weigh_op(x, g, flat_of(c))
     return weights
 

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["convolve", "weigh"]
+__all__ = ["convolve", "spread", "weigh"]
 
 
 @triton.jit
@@ -42,32 +42,59 @@ def convolve(
 
 
 @triton.jit
-def weigh(
-    x, g, out, M: tl.constexpr, n: tl.constexpr, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-    O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, DOWN: tl.constexpr,
-    ACROSS: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, BO: tl.constexpr, BC: tl.constexpr,
-    BP: tl.constexpr, PRECISION: tl.constexpr,
+def spread(
+    x, out, n: tl.constexpr, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KW: tl.constexpr, Q: tl.constexpr,
+    ACROSS: tl.constexpr, PAD_W: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[tap, o, c] = sum over pixels of g[pixel, o] x[pixel + tap, c]; each program has one tile."""
+    """Compute out[c, b, place] = x[place + b, c] for the places (i, h, q) of rows; each program has one tile."""
     lane = tl.program_id(1).to(tl.int64)
     across: tl.constexpr = (C + BC - 1) // BC
+    P: tl.constexpr = n * H * Q
+    m = tl.program_id(0) // across * BM + tl.arange(0, BM)
+    c = tl.program_id(0) % across * BC + tl.arange(0, BC)
+    first = m % Q * ACROSS - PAD_W
+    x += lane * (n * C * H * W)
+    out += lane * (C * KW * P)
+    for b in tl.static_range(KW):
+        v = first + b
+        inside = (m < P) & (v >= 0) & (v < W)
+        at = ((m // Q * W + v) * C)[:, None] + c[None, :]
+        values = tl.load(x + at, mask=inside[:, None] & (c < C)[None, :], other=0.0)
+        tl.store(out + ((c * KW + b) * P)[None, :] + m[:, None], values, mask=(m < P)[:, None] & (c < C)[None, :])
+
+
+@triton.jit
+def weigh(
+    x, g, out, M: tl.constexpr, PART: tl.constexpr, n: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
+    O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, DOWN: tl.constexpr,
+    PAD_H: tl.constexpr, BO: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute out[part, a, o, (c, b)] = sum over a part of the pixels of g[o, pixel] x[(c, b), pixel + a].
+
+    x and g have been spread: their pixels are neighbours in memory. Each program has one tile.
+    """
+    lane = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
+    N: tl.constexpr = C * KW
+    across: tl.constexpr = (N + BN - 1) // BN
     down: tl.constexpr = (O + BO - 1) // BO
     tile = tl.program_id(0)
-    c = tile % across * BC + tl.arange(0, BC)
+    j = tile % across * BN + tl.arange(0, BN)
     o = tile // across % down * BO + tl.arange(0, BO)
-    tap = tile // (across * down)
-    a, b = tap // KW, tap % KW
-    x += lane * (n * C * H * W)
+    a = tile // (across * down)
+    x += lane * (N * n * H * Q)
     g += lane * (M * O)
-    total = tl.zeros((BO, BC), dtype=tl.float32)
-    for start in range(0, M, BP):
-        m = start + tl.arange(0, BP)
+    total = tl.zeros((BO, BN), dtype=tl.float32)
+    for start in range(0, PART, BP):
+        m = part * PART + start + tl.arange(0, BP)
         q, r, i = m % Q, m // Q % R, m // (Q * R)
-        h, v = r * DOWN - PAD_H + a, q * ACROSS - PAD_W + b
-        inside = (m < M) & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-        at = (((i * H + h) * W + v) * C)[:, None] + c[None, :]
-        pixels = tl.load(x + at, mask=inside[:, None] & (c < C)[None, :], other=0.0)
-        gradients = tl.load(g + (m * O)[:, None] + o[None, :], mask=(m < M)[:, None] & (o < O)[None, :], other=0.0)
-        total = tl.dot(tl.trans(gradients), pixels, total, input_precision=PRECISION)
-    where = out + (lane * KH * KW + tap) * (O * C) + (o * C)[:, None] + c[None, :]
-    tl.store(where, total.to(out.dtype.element_ty), mask=(o < O)[:, None] & (c < C)[None, :])
+        h = r * DOWN - PAD_H + a
+        inside = (m < M) & (h >= 0) & (h < H)
+        at = ((i * H + h) * Q + q)[:, None] + (j * (n * H * Q))[None, :]
+        pixels = tl.load(x + at, mask=inside[:, None] & (j < N)[None, :], other=0.0)
+        of = m[None, :] + (o * M)[:, None]
+        gradients = tl.load(g + of, mask=(m < M)[None, :] & (o < O)[:, None], other=0.0)
+        total = tl.dot(gradients, pixels, total, input_precision=PRECISION)
+    block = (part * tl.num_programs(1) + lane) * KH + a
+    where = out + block * (O * N) + (o * N)[:, None] + j[None, :]
+    tl.store(where, total, mask=(o < O)[:, None] & (j < N)[None, :])
