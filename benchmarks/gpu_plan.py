@@ -183,7 +183,7 @@ def main():
                 write(o, what, row)
     kernels = [what for what in wanted if what[1] == "compiled lanes"]
     first = [*((name, "", "") for name in o.check.split(",") if name), *kernels]
-    with ThreadPoolExecutor(14) as pool:
+    with ThreadPoolExecutor(6) as pool:
         for what, rows in zip(first, pool.map(lambda what: alone(o, what, 170.0, ahead=True), first), strict=True):
             for row in rows:
                 write(o, what, {"ahead": True} | row)
