@@ -48,7 +48,7 @@ def gpu_like():
     fed = Federation(X, y, IID().split(y.numpy(), 3, seed=0), None, None, "random", (), images)
     workload = Workload.of(VectorModel(model, dtype=torch.float64), fed, None, 5, "replacement", 0.0, 0)
     inputs, _ = workload.load(torch.zeros(5, dtype=torch.int64))
-    names = ["patches, padded", "patches, flipped", "rows, padded"]
+    names = ["patches, padded", "direct", "rows, padded"]
     routes = dict(zip(convolutions_of(lambda: workload.call(inputs)), names, strict=True))
     engine = LanesEngine(workload, compiled=True)
     engine.model.layers = RoutedLayers(routes, fused=True)

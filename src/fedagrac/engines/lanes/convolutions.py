@@ -7,19 +7,14 @@ a convolution takes on a GPU is measured (`routes.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from fedagrac.engines.lanes.kernels.direct import (
-    channels_beside,
-    convolve,
-    convolve_each,
-    gradients_of_each,
-    weigh,
-)
+from fedagrac.engines.lanes.kernels.direct import channels_beside, convolve, weigh
 from fedagrac.engines.lanes.kernels.patches import (
     Convolution,
     columns_of,
@@ -119,34 +114,6 @@ class _Patches(torch.autograd.Function):
         return pictures_of(weights.transpose(1, 2) @ flat, c), to_weights, None, None
 
 
-class _Flipped(torch.autograd.Function):
-    """A convolution as a product of columns, whose backward pass to the pictures is one, too.
-
-    The gradient of the pictures is the convolution of the outputs' gradient with the flipped weights, so its
-    patches are gathered instead of scattered.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, c: Convolution) -> Tensor:
-        columns = columns_of(x, c)
-        ctx.save_for_backward(columns, w)
-        ctx.convolution = c
-        product = w.reshape(len(w), c.weight[0], -1) @ columns
-        return torch.unflatten(product, 2, (c.inputs[0], *c.places)).transpose(1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
-        columns, w = ctx.saved_tensors
-        c = ctx.convolution
-        flat = gradient.transpose(1, 2).reshape(len(w), c.weight[0], -1)
-        to_weights = (flat @ columns.transpose(1, 2)).reshape(w.shape)
-        if not ctx.needs_input_grad[0]:
-            return None, to_weights, None
-        weights = w.flip(3, 4).transpose(1, 2).reshape(len(w), c.inputs[1], -1)
-        product = weights @ columns_of(gradient, _back(c))
-        return torch.unflatten(product, 2, (c.inputs[0], *c.inputs[2:])).transpose(1, 2), to_weights, None
-
-
 def _back(c: Convolution) -> Convolution:
     """Return the convolution of the outputs' gradient with flipped weights, which gives that of the pictures."""
     (n, channels, *_), (outputs, _, high, wide) = c.inputs, c.weight
@@ -175,24 +142,6 @@ class _Direct(torch.autograd.Function):
             return convolve(g, w.flip(3, 4).permute(0, 3, 4, 2, 1).contiguous(), _back(c)), to_weights, None
         flat = g.permute(0, 1, 3, 4, 2).flatten(1, 3)
         return pictures_of_rows(flat @ w.permute(0, 1, 3, 4, 2).flatten(2), c), to_weights, None
-
-
-class _OneByOne(torch.autograd.Function):
-    """A convolution by torch's kernels for one lane, several lanes side by side on a GPU."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, c: Convolution) -> Tensor:
-        x = channels_beside(x)
-        ctx.save_for_backward(x, w)
-        ctx.convolution = c
-        return convolve_each(x, w, c)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
-        x, w = ctx.saved_tensors
-        to_pictures = ctx.needs_input_grad[0]
-        found = gradients_of_each(channels_beside(gradient), x, w, ctx.convolution, to_pictures)
-        return found[0] if to_pictures else None, found[1], None
 
 
 class _Rows(torch.autograd.Function):
@@ -234,18 +183,8 @@ def _patches(x: Tensor, w: Tensor, c: Convolution, multiple: int) -> Tensor:
     return output
 
 
-def _flipped(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
-    output: Tensor = _Flipped.apply(x, w, c)  # type: ignore[no-untyped-call]
-    return output
-
-
 def _direct(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
     output: Tensor = _Direct.apply(x, w, c)  # type: ignore[no-untyped-call]
-    return output
-
-
-def _one_by_one(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
-    output: Tensor = _OneByOne.apply(x, w, c)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -268,16 +207,20 @@ def _flips(c: Convolution) -> bool:
     return c.stride == (1, 1) and all(c.padding[i] < c.weight[2 + i] for i in (0, 1))
 
 
+def _fills_tiles(c: Convolution) -> bool:
+    """Return whether channels fill a good part of a tile, and 32 bits count the numbers of a lane."""
+    spread = math.prod(c.inputs) * c.weight[3]
+    return c.inputs[1] >= 8 and max(spread, c.outputs * c.weight[0]) < 2**31
+
+
 ROUTES: dict[str, Route] = {
     GROUPED: Route(_grouped, lambda c: True),
     "patches": Route(lambda x, w, c: _patches(x, w, c, 1), lambda c: True),
     "patches, padded": Route(lambda x, w, c: _patches(x, w, c, MULTIPLE), _odd),
-    "patches, flipped": Route(_flipped, lambda c: _flips(c) and not _one_pixel(c)),
     "rows": Route(lambda x, w, c: _rows(x, w, c, 1), lambda c: True),
     "rows, padded": Route(lambda x, w, c: _rows(x, w, c, MULTIPLE), _odd),
     "channels last": Route(_channels_last, lambda c: True),
     "pointwise": Route(_pointwise, _one_pixel),
-    "direct": Route(_direct, lambda c: c.inputs[1] >= 8),
-    "one by one": Route(_one_by_one, lambda c: True),
+    "direct": Route(_direct, _fills_tiles),
 }
 """All routes by name."""

@@ -37,7 +37,7 @@ __all__ = ["MEASURED", "Seconds", "choose_routes", "measured_routes", "route_sec
 
 log = logging.getLogger("fedagrac")
 
-MEASURED = (GROUPED, "patches", "patches, padded", "patches, flipped", "pointwise", "direct", "one by one")
+MEASURED = (GROUPED, "patches", "patches, padded", "pointwise", "direct")
 """The routes that are timed where they fit. Each costs a kernel that must be compiled on its first use."""
 
 LARGEST = 10_000

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 from torch.nn import functional
+from torch.nn.grad import conv2d_weight
 
 from fedagrac.engines.lanes.kernels.patches import Convolution, flat_of, rounded_up, shape_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["channels_beside", "convolve", "convolve_each", "gradients_of_each", "weigh"]
+__all__ = ["channels_beside", "convolve", "weigh"]
 
 PROGRAMS = 1024
 """How many tiles of the weights' gradients are computed side by side, if there is enough to do."""
-
-STREAMS = 4
-"""How many lanes a GPU convolves at a time where each has a kernel of its own."""
 
 
 def channels_beside(x: Tensor) -> Tensor:
@@ -67,7 +62,10 @@ def _weigh(x: Tensor, g: Tensor, c: list[int]) -> Tensor:
     outputs, channels, high, wide = shape.weight
     kernels = _kernels() if _takes(x) else None
     if kernels is None:
-        each = [_gradients(b, a, a.new_empty(shape.weight), shape, False)[1] for a, b in zip(x, g, strict=True)]
+        each: list[Tensor] = [
+            conv2d_weight(a, shape.weight, b, *shape[2:])  # type: ignore[no-untyped-call]
+            for a, b in zip(x, g, strict=True)
+        ]
         return torch.stack(each).permute(0, 3, 1, 2, 4).contiguous()
     block_o, block_n, block_p = _block(outputs, 128), 128 if outputs > 64 else 64, 32 if outputs > 32 else 64
     tiles = -(-outputs // block_o) * -(-channels * wide // block_n) * high
@@ -95,53 +93,6 @@ def _spread(kernels: Any, x: Tensor, wide: int, places: int, across: int, paddin
         x, out, n, channels, height, width, wide, places, across, padding, BM=64, BC=32
     )  # fmt: skip
     return out
-
-
-def _convolve_each(x: Tensor, w: Tensor, c: list[int]) -> Tensor:
-    """Return the convolution of pictures with weights [lanes, O, C, h, w], by torch and lane by lane."""
-    shape = shape_of(c)
-    last = torch.channels_last
-    return _joined(
-        _beside(x, lambda i: functional.conv2d(x[i], w[i].contiguous(memory_format=last), None, *shape[2:]))
-    )
-
-
-def _gradients_of_each(g: Tensor, x: Tensor, w: Tensor, c: list[int], to_pictures: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradients of pictures and weights, by torch and lane by lane; zeros without `to_pictures`."""
-    shape = shape_of(c)
-    last = torch.channels_last
-    each = _beside(x, lambda i: _gradients(g[i], x[i], w[i].contiguous(memory_format=last), shape, to_pictures))
-    pictures = _joined([a for a, _ in each]) if to_pictures else x.new_empty(0)
-    return pictures, torch.stack([b.contiguous() for _, b in each])
-
-
-def _gradients(g: Tensor, x: Tensor, w: Tensor, c: Convolution, to_pictures: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradients of one lane's pictures and weights."""
-    found = torch.ops.aten.convolution_backward(
-        g, x, w, None, c.stride, c.padding, (1, 1), False, (0, 0), 1, (to_pictures, True, False)
-    )
-    return found[0], found[1]
-
-
-def _beside(x: Tensor, work: Callable[[int], Any]) -> list[Any]:
-    """Return the work of all lanes; a GPU has several of them under way."""
-    if not x.is_cuda:
-        return [work(i) for i in range(len(x))]
-    here, others = torch.cuda.current_stream(), _streams()
-    for stream in others:
-        stream.wait_stream(here)
-    done = []
-    for i in range(len(x)):
-        with torch.cuda.stream(others[i % len(others)]):
-            done.append(work(i))
-    for stream in others:
-        here.wait_stream(stream)
-    return done
-
-
-@functools.cache
-def _streams() -> list[Any]:
-    return [torch.cuda.Stream() for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
 
 
 def _joined(pictures: Sequence[Tensor]) -> Tensor:
@@ -175,30 +126,18 @@ def _kernels() -> Any:
 
 _convolve_op = custom_op("fedagrac::convolve", _convolve, mutates_args=())
 _weigh_op = custom_op("fedagrac::weigh", _weigh, mutates_args=())
-_convolve_each_op = custom_op("fedagrac::convolve_each", _convolve_each, mutates_args=())
-_gradients_of_each_op = custom_op("fedagrac::gradients_of_each", _gradients_of_each, mutates_args=())
 
 
-def _new_outputs(x: Tensor, w: Tensor, c: list[int]) -> Tensor:
+@_convolve_op.register_fake
+def _(x: Tensor, w: Tensor, c: list[int]) -> Tensor:
     shape = shape_of(c)
     return x.new_empty((len(x), shape.inputs[0], *shape.places, shape.weight[0])).permute(0, 1, 4, 2, 3)
-
-
-_convolve_op.register_fake(_new_outputs)
-_convolve_each_op.register_fake(_new_outputs)
 
 
 @_weigh_op.register_fake
 def _(x: Tensor, g: Tensor, c: list[int]) -> Tensor:
     outputs, channels, high, wide = shape_of(c).weight
     return x.new_empty((len(x), high, outputs, channels, wide))
-
-
-@_gradients_of_each_op.register_fake
-def _(g: Tensor, x: Tensor, w: Tensor, c: list[int], to_pictures: bool) -> tuple[Tensor, Tensor]:
-    n, channels, height, width = shape_of(c).inputs
-    pictures = x.new_empty((len(x), n, height, width, channels)).permute(0, 1, 4, 2, 3)
-    return pictures if to_pictures else x.new_empty(0), w.new_empty(w.shape)
 
 
 def convolve(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
@@ -211,15 +150,3 @@ def weigh(x: Tensor, g: Tensor, c: Convolution) -> Tensor:
     """Return the gradient of the weights, [lanes, h, O, C, w]; channels are neighbours in both arguments."""
     weights: Tensor = _weigh_op(x, g, flat_of(c))
     return weights
-
-
-def convolve_each(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
-    """Return the convolution of pictures with weights [lanes, O, C, h, w], by torch and lane by lane."""
-    outputs: Tensor = _convolve_each_op(x, w, flat_of(c))
-    return outputs
-
-
-def gradients_of_each(g: Tensor, x: Tensor, w: Tensor, c: Convolution, to_pictures: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradients of pictures and weights, by torch and lane by lane."""
-    pictures, weights = _gradients_of_each_op(g, x, w, flat_of(c), to_pictures)
-    return pictures, weights
