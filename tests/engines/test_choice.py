@@ -171,13 +171,14 @@ def test_what_was_asked_for_is_kept(engine, compile, possible):
 @pytest.mark.parametrize(
     ("engine", "compile", "possible"),
     [
-        ("auto", "auto", ["serial", "lanes"]),
-        ("lanes", "auto", ["lanes"]),
+        ("auto", "auto", ["serial", "lanes", "compiled lanes"]),
+        ("lanes", "auto", ["lanes", "compiled lanes"]),
+        ("lanes", False, ["lanes"]),
         ("lanes", True, ["compiled lanes"]),
         ("auto", True, ["compiled lanes"]),
     ],
 )
-def test_a_gpu_compiles_only_if_asked(engine, compile, possible):
+def test_a_gpu_compiles_many_lanes_only(engine, compile, possible):
     on_gpu = SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda")))
     assert choice.candidates(on_gpu, engine, compile) == possible
 

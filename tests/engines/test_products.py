@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 import fedagrac as fg
 from fedagrac.engines.lanes import layers
 from fedagrac.engines.lanes.kernels import products
 from fedagrac.engines.lanes.kernels.products import FEWEST_OPERATIONS, LaneProduct, fast, faster_products, product
+from fedagrac.engines.lanes.layers import RoutedLayers
 
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN"
@@ -187,3 +189,25 @@ def test_functions_that_get_their_arguments_by_name_run_as_lanes(calls, monkeypa
     serial, lanes = in_both_engines(model, arrays, compile)
     torch.testing.assert_close(lanes, serial, rtol=1e-5, atol=1e-6)
     assert bool(calls) == fast
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.GroupNorm(2, 6), nn.BatchNorm2d(6, track_running_stats=False), nn.GroupNorm(3, 6, affine=False)]
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_norms_and_biases_of_a_gpu_have_the_gradients_of_the_module(norm, bias):
+    """Gradients of weights and biases are summed within samples, and then over samples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3, bias=bias), copy.deepcopy(norm), nn.Tanh()).double()
+    x = torch.randn(4, 5, 3, 6, 7, dtype=torch.float64)  # 4 lanes
+    weights = {name: torch.randn(4, *p.shape, dtype=p.dtype) for name, p in model.named_parameters()}
+
+    def loss(parameters, inputs):
+        return functional_call(model, parameters, inputs).square().mean()
+
+    with RoutedLayers():
+        lanes = vmap(grad(loss))(weights, x)
+    for lane in range(4):
+        alone = grad(loss)({name: value[lane] for name, value in weights.items()}, x[lane])
+        for name, value in alone.items():
+            torch.testing.assert_close(lanes[name][lane], value, rtol=1e-10, atol=1e-13)

@@ -165,3 +165,17 @@ def test_the_layer_that_cannot_be_batched_is_named_even_behind_a_recurrent_one()
     net.out = nn.Sequential(net.out, Looks())
     with pytest.warns(UserWarning, match=r"lanes cannot batch layer out\.1 \(Looks\).*\.item\(\)"):
         LanesEngine(workload(net))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_lanes_do_not_look_for_their_weights_in_memory(kind, monkeypatch):
+    """On a GPU a layer joins new weights for cuDNN, which fails for those of many lanes."""
+
+    def failing(layer):
+        if any(map(torch._C._functorch.is_batchedtensor, layer._flat_weights)):
+            raise RuntimeError("cannot access the data pointer")
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", failing)
+    net = Net(LAYERS[kind](4, 6, batch_first=True))
+    assert apart(net) < 1e-12
+    assert "flatten_parameters" not in net.layer.__dict__

@@ -271,8 +271,11 @@ def _scrambled(count: int, seeds: Tensor) -> Tensor:
 
 
 def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a linear layer as weights times inputs; the weights' gradient then needs no copy to their layout."""
-    if inputs.ndim != 2:
+    """Return a linear layer as weights times inputs; the weights' gradient then needs no copy to their layout.
+
+    In bf16 it is copied to float32 anyway, and products with as many columns as samples are slow if those are odd.
+    """
+    if inputs.ndim != 2 or inputs.dtype == torch.bfloat16:
         return functional.linear(inputs, weight, bias)
     output = weight @ inputs.T
     return (output if bias is None else output + bias[:, None]).T
