@@ -198,9 +198,10 @@ def main():
 
 
 def write(o, what, row):
-    """Append a row to the file and print it; rows of compiling ahead are only printed, but for errors."""
+    """Append a row to the file and print it; of compiling ahead only errors and warnings are written."""
     line = json.dumps({"what": what, **row})
-    if "ahead" not in row or what[0] in CHECKS or "error" in row:
+    said = [text for text in row.get("said", ()) if "Profiler" not in text]
+    if "ahead" not in row or what[0] in CHECKS or "error" in row or said:
         with open(o.out, "a", encoding="utf-8") as file:
             print(line, file=file, flush=True)
     print(line[:250], flush=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -334,8 +335,15 @@ def _slots(plan: Plan, kept: tuple[Tensor, ...] | None, row: int, x: Tensor) -> 
 def training(workload: Workload) -> Iterator[None]:
     """Put the module into training mode, without autograd; restore the caller's random state at the end."""
     device = workload.model.device
+    on_gpu = device.type == "cuda"
     workload.model.train()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+    with (
+        warnings.catch_warnings() if on_gpu else contextlib.nullcontext(),
+        torch.random.fork_rng([device] if on_gpu else []),
+        torch.no_grad(),
+    ):
+        if on_gpu:  # weights are views of one vector; cuDNN says at every call that it copies them
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
         yield
 
 

@@ -55,9 +55,9 @@ def engines_for(device: str) -> list[str]:
 
     Examples:
         >>> engines_for("cuda")
-        ['serial', 'lanes', 'auto']
+        ['serial', 'lanes', 'compiled lanes', 'auto']
     """
-    return [*(["serial", "lanes"] if device.startswith("cuda") else CANDIDATES), "auto"]
+    return [*(["serial", "lanes", "compiled lanes"] if device.startswith("cuda") else CANDIDATES), "auto"]
 
 
 def cases_for(device: str) -> list[str]:
