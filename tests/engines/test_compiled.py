@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 from torch.utils import cpp_extension
 
 from fedagrac.core.local import Plan
@@ -11,7 +13,7 @@ from fedagrac.data.federation import Federation
 from fedagrac.data.partitions import IID
 from fedagrac.data.pictures import Images
 from fedagrac.engines import LanesEngine, SerialEngine, Workload
-from fedagrac.engines.lanes.compiled import CannotCompileError, compile_step
+from fedagrac.engines.lanes.compiled import CannotCompileError, compile_step, without_identities
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.models import VectorModel
 
@@ -72,6 +74,57 @@ def test_steps_with_the_layers_of_a_gpu_compile_to_the_numbers_of_serial(monkeyp
     x = workload.model.initial()
     assert far(moves(engine, x), moves(SerialEngine(workload), x)) < 1e-12
     assert engine.compiled
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (3, 6, 5), (3, 6, 4, 5), (2, 6, 1, 1), (2, 6, 2, 3, 2)], ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_the_group_norm_of_compiled_steps_on_a_gpu_is_that_of_torch_lane_by_lane(shape, affine, groups):
+    """Outputs and gradients of pictures, weights and biases, also if the channels of a pixel are neighbours."""
+    numbers = torch.Generator().manual_seed(0)
+
+    def random(*sizes):
+        return torch.randn(*sizes, generator=numbers, dtype=torch.float64)
+
+    for to_pictures in (True, False) if affine else (True,):
+        x = random(4, *shape).movedim(2, -1).contiguous().movedim(-1, 2).requires_grad_(to_pictures)
+        w, b = (random(4, 6).requires_grad_() for _ in range(2))
+        sources = ([x] if to_pictures else []) + ([w, b] if affine else [])
+
+        def norm(x, w, b):
+            return functional.group_norm(x, groups, w if affine else None, b if affine else None, 1e-3)
+
+        # contiguous: torch 2.13 crashes where channels are neighbours and pictures need no gradient
+        expected = torch.stack([norm(x[i].contiguous(), w[i], b[i]) for i in range(4)])
+        with RoutedLayers(fused=True):
+            found = torch.func.vmap(norm)(x, w, b)
+        g = random(*expected.shape)
+        for ours, theirs in zip(
+            (found, *torch.autograd.grad(found, sources, g)),
+            (expected, *torch.autograd.grad(expected, sources, g)),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+def test_views_that_change_nothing_are_left_out_and_writing_through_them_counts():
+    def step(x, y):
+        through = x.permute(0, 1).view(2, 3)
+        through.add_(y.permute(1, 0).reshape(2, 3).contiguous().view(2, 3))
+        y.copy_(through.permute(1, 0).permute(0, 1))
+
+    x, y = torch.arange(6.0).reshape(2, 3), torch.ones(3, 2)
+    expected = [t.clone() for t in (x, y)]
+    step(*expected)
+    graph = without_identities(make_fx(step)(x.clone(), y.clone()))
+    views = [
+        node for node in graph.graph.nodes if str(node.target) in ("aten.permute.default", "aten.view.default")
+    ]
+    assert all(node.args[0].meta["val"].stride() != node.meta["val"].stride() for node in views)
+    assert len(views) == 2  # the two that transpose
+    graph(x, y)
+    assert torch.equal(x, expected[0])
+    assert torch.equal(y, expected[1])
 
 
 def test_dropout_for_compiled_steps_on_a_gpu_drops_its_share():

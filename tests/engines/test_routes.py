@@ -133,6 +133,32 @@ def test_the_fastest_route_is_taken_and_the_next_process_times_nothing(tmp_path)
     assert len(kept) == 2
 
 
+@pytest.mark.parametrize(
+    ("us", "expected"),
+    [
+        # 10 and 20 us at best; with the channels of all pixels side by side 10 + 22, 6 % more
+        ({"direct": 10, "patches": 11, "rows": 30}, ["direct", "rows"]),
+        # 3 + 20 us at best, and 3 + 23, 13 % more
+        ({"direct": 3, "patches": 11, "rows": 30}, ["direct", "patches"]),
+        # nothing would have its channels side by side, so all pictures have one layout as it is
+        ({"direct": 12, "patches": 11, "rows": 30}, ["patches", "patches"]),
+    ],
+)
+def test_compiled_steps_have_pictures_of_one_layout_unless_that_takes_clearly_longer(us, expected, tmp_path):
+    first, second = SHAPES["3 x 3, all even"], SHAPES["3 x 3"]
+    later = {"patches": 20.0, "rows": 23.0 if us["direct"] == 3 else 22.0}
+
+    def seconds(c, name, to_pictures):
+        return (us if c == first else later).get(name, 99.0) / 1e6
+
+    def chosen(fused):
+        shapes = {first: True, second: True}
+        return list(choose_routes(shapes, 20, CPU, torch.float32, seconds, tmp_path, fused=fused).values())
+
+    assert chosen(True) == expected
+    assert chosen(False) == [min(us, key=us.get), "patches"]
+
+
 def test_what_names_a_measurement(tmp_path):
     """Lanes, precision and the need of a gradient: a change of any of them is timed anew."""
     c = SHAPES["3 x 3"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
-__all__ = ["CannotCompileError", "compile_step"]
+__all__ = ["CannotCompileError", "compile_step", "without_identities"]
 
 log = logging.getLogger("fedagrac")
 
@@ -66,6 +66,8 @@ def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]
             # every call has the same shapes and memory, so torch need not check them
             skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)
             traced = _with_own_memory(with_faster_products(make_fx(flat)(*tensors)))
+            if gpus:
+                traced = without_identities(traced)
             compiled = torch.compile(traced, dynamic=False, options={"guard_filter_fn": skip} if skip else None)
             with _quoted_library_path():
                 compiled(*tensors)
@@ -96,6 +98,25 @@ def _with_own_memory(graph: GraphModule) -> GraphModule:
                     aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
                 )
             node.replace_input_with(node.args[0], copied)
+    graph.recompile()
+    return graph
+
+
+def without_identities(graph: GraphModule) -> GraphModule:
+    """Remove views that change neither shape nor strides; change the graph in place and return it.
+
+    Vmap leaves many of them. Inductor lays out what is looked at through a view in the default order, not in the
+    order of its neighbours, and then copies it from the one to the other (torch 2.13).
+    """
+    aten: Any = torch.ops.aten
+    views = aten.permute.default, aten.view.default, aten._unsafe_view.default
+    for node in list(graph.graph.nodes):
+        if node.target not in views:
+            continue
+        before, after = node.args[0].meta["val"], node.meta["val"]
+        if before.shape == after.shape and before.stride() == after.stride():
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
     graph.recompile()
     return graph
 

@@ -23,6 +23,7 @@ from fedagrac.engines.lanes.kernels.patches import (
     rounded_up,
     rows_of,
 )
+from fedagrac.engines.lanes.kernels.tracing import traced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -140,8 +141,7 @@ class _Direct(torch.autograd.Function):
             return None, to_weights, None
         if _flips(c):
             return convolve(g, w.flip(3, 4).permute(0, 3, 4, 2, 1).contiguous(), _back(c)), to_weights, None
-        flat = g.permute(0, 1, 3, 4, 2).flatten(1, 3)
-        return pictures_of_rows(flat @ w.permute(0, 1, 3, 4, 2).flatten(2), c), to_weights, None
+        return pictures_of_rows(_pixels(gradient) @ w.flatten(2), c), to_weights, None
 
 
 class _Rows(torch.autograd.Function):
@@ -152,24 +152,32 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, c: Convolution, multiple: int) -> Tensor:
-        rows = rows_of(x, c, multiple)
-        weights = _enlarged(w.permute(0, 3, 4, 2, 1).reshape(len(w), -1, c.weight[0]), multiple)
+        rows, weights = rows_of(x, c, multiple), _enlarged(w.flatten(2), multiple)
         ctx.save_for_backward(rows, weights)
         ctx.convolution, ctx.multiple = c, multiple
-        outputs = (rows @ weights)[:, : c.outputs, : c.weight[0]]
+        outputs = (rows @ weights.transpose(1, 2))[:, : c.outputs, : c.weight[0]]
         return torch.unflatten(outputs, 1, (c.inputs[0], *c.places)).permute(0, 1, 4, 2, 3)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
         rows, weights = ctx.saved_tensors
         c = ctx.convolution
-        outputs, channels, high, wide = c.weight
-        flat = _enlarged(gradient.permute(0, 1, 3, 4, 2).reshape(len(rows), -1, outputs), ctx.multiple)
-        to_weights = (rows.transpose(1, 2) @ flat)[:, : c.patch, :outputs]
-        to_weights = torch.unflatten(to_weights, 1, (high, wide, channels)).permute(0, 4, 3, 1, 2)
+        flat = _enlarged(_pixels(gradient), ctx.multiple)
+        to_weights = (flat.transpose(1, 2) @ rows)[:, : c.weight[0], : c.patch].reshape(len(rows), *c.weight)
         if not ctx.needs_input_grad[0]:
             return None, to_weights, None, None
-        return pictures_of_rows(flat @ weights.transpose(1, 2), c), to_weights, None, None
+        return pictures_of_rows(flat @ weights, c), to_weights, None, None
+
+
+def _pixels(pictures: Tensor) -> Tensor:
+    """Return pictures [lanes, n, C, R, Q] as one row of channels per pixel, [lanes, n * R * Q, C].
+
+    For a compiler rows are written out where pictures are computed, as it would lay out a view of them otherwise.
+    """
+    pixels = pictures.permute(0, 1, 3, 4, 2)
+    if traced():
+        pixels = pixels.clone(memory_format=torch.contiguous_format)
+    return pixels.flatten(1, 3)
 
 
 def _enlarged(matrices: Tensor, multiple: int) -> Tensor:

@@ -210,7 +210,8 @@ class LaneModel:
         samples = torch.zeros(batch, dtype=torch.int64, device=w.model.device)
         inputs, _ = w.load(samples, generators=w.generators([0], 0))
         convolutions = convolutions_of(lambda: w.call(inputs))
-        self.use_routes(choose_routes(convolutions, lanes, w.model.device, w.product_dtype), batch)
+        routes = choose_routes(convolutions, lanes, w.model.device, w.product_dtype, fused=self.fused)
+        self.use_routes(routes, batch)
 
     def use_routes(self, routes: dict[Convolution, str], batch: int) -> None:
         """Let convolutions take these routes. If two lanes then go wrong, warn and use torch's rules."""

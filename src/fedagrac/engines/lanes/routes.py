@@ -37,8 +37,18 @@ __all__ = ["MEASURED", "Seconds", "choose_routes", "measured_routes", "route_sec
 
 log = logging.getLogger("fedagrac")
 
-MEASURED = (GROUPED, "patches", "patches, padded", "pointwise", "direct")
+MEASURED = (GROUPED, "patches", "patches, padded", "rows", "rows, padded", "pointwise", "direct")
 """The routes that are timed where they fit. Each costs a kernel that must be compiled on its first use."""
+
+CHANNELS_BESIDE = ("rows", "rows, padded", "direct")
+"""The routes whose outputs, and gradients of pictures, have the channels of a pixel side by side."""
+
+DEARER = 0.1
+"""How much longer convolutions may take together so that all pictures of a compiled step have one layout.
+
+What the compiler fuses between convolutions then reads and writes neighbours in memory. In ResNet-18, where half
+of it read one layout and wrote another, that took four times as long as its bytes need.
+"""
 
 LARGEST = 10_000
 """The most bytes of a measurement on disk."""
@@ -54,8 +64,12 @@ def choose_routes(
     dtype: torch.dtype,
     seconds: Seconds | None = None,
     folder: Path | None = None,
+    fused: bool = False,
 ) -> dict[Convolution, str]:
     """Return the name of the fastest route of each convolution; time only what is not on disk yet.
+
+    In compiled steps, where one of them would have the channels of a pixel side by side, all have, unless that
+    takes clearly longer.
 
     Args:
         convolutions: the convolutions, and whether their pictures need a gradient.
@@ -64,10 +78,11 @@ def choose_routes(
         dtype: the precision of the model.
         seconds: times a route; None to run it on the device.
         folder: where measurements are kept; None for the cache folder.
+        fused: whether routes are for compiled steps.
     """
     timer = seconds or (lambda c, name, to_pictures: route_seconds(c, name, to_pictures, lanes, device, dtype))
     folder = folder or _folder()
-    chosen = {}
+    known = {}
     for c, to_pictures in convolutions.items():
         about = _about(c, to_pictures, lanes, device, dtype)
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:20]
@@ -79,8 +94,22 @@ def choose_routes(
         if missing and path is not None:
             make_folder(path.parent)
             write_atomically(path, json.dumps({**about, "us": times}, indent=1).encode())
-        chosen[c] = min((name for name in names if name in times), key=lambda name: times[name], default=GROUPED)
-    return chosen
+        known[c] = {name: times[name] for name in names if name in times}
+    return _chosen(known, fused)
+
+
+def _chosen(times: Mapping[Convolution, Mapping[str, float]], fused: bool) -> dict[Convolution, str]:
+    """Return the route of each convolution, given the times of those that it can take."""
+    fastest = {c: min(us, key=us.__getitem__, default=GROUPED) for c, us in times.items()}
+    if not fused or not any(name in CHANNELS_BESIDE for name in fastest.values()):
+        return fastest
+    beside = {
+        c: min((n for n in us if n in CHANNELS_BESIDE), key=us.__getitem__, default="") for c, us in times.items()
+    }
+    if not all(beside.values()):
+        return fastest
+    least, alike = (sum(times[c][name] for c, name in some.items()) for some in (fastest, beside))
+    return beside if alike <= (1 + DEARER) * least else fastest
 
 
 def measured_routes(folder: Path | None = None) -> list[dict[str, Any]]:

@@ -110,9 +110,9 @@ def columns_of(x: Tensor, c: Convolution, multiple: int = 1) -> Tensor:
 
 
 def rows_of(x: Tensor, c: Convolution, multiple: int = 1) -> Tensor:
-    """Return the patches as [lanes, n * places, kernel * channels], one row per output place.
+    """Return the patches as [lanes, n * places, channels * kernel], one row per output place.
 
-    The channels of one pixel are neighbours. Both sides are rounded up as in `columns_of`.
+    They are the columns of `columns_of`, transposed; both sides are rounded up in the same way.
 
     Examples:
         >>> import torch
@@ -130,7 +130,7 @@ def rows_of(x: Tensor, c: Convolution, multiple: int = 1) -> Tensor:
         out = x.new_empty((len(x), *shape))
         _launch(kernel.rows, out, x, c)
         return out
-    rows = _patches(x, c).permute(0, 1, 3, 4, 5, 6, 2).reshape(len(x), c.outputs, c.patch)
+    rows = _patches(x, c).permute(0, 1, 3, 4, 2, 5, 6).reshape(len(x), c.outputs, c.patch)
     return _padded(rows, multiple)
 
 
@@ -181,8 +181,8 @@ def pictures_of_rows(rows: Tensor, c: Convolution) -> Tensor:
         _launch(kernel.pictures_of_rows, rows.contiguous(), out, c)
         return out.to(rows.dtype)
     n, channels = c.inputs[:2]
-    pieces = rows[:, : c.outputs, : c.patch].reshape(len(rows), n, *c.places, *c.weight[2:], channels)
-    summed = _summed(pieces.permute(4, 5, 0, 1, 6, 2, 3), c)
+    pieces = rows[:, : c.outputs, : c.patch].reshape(len(rows), n, *c.places, channels, *c.weight[2:])
+    summed = _summed(pieces.permute(5, 6, 0, 1, 4, 2, 3), c)
     return summed.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
 

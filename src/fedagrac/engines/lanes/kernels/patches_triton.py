@@ -42,12 +42,12 @@ def rows(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < per_lane
     entry, place = at % length, at // length
-    channel, rest = entry % channels, entry // channels
-    b, a = rest % KW, rest // KW
+    b, rest = entry % KW, entry // KW
+    a, channel = rest % KH, rest // KH
     q, rest = place % Q, place // Q
     r, i = rest % R, rest // R
     h, w = r * DOWN + a - PAD_H, q * ACROSS + b - PAD_W
-    real = inside & (a < KH) & (i < n) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
+    real = inside & (channel < channels) & (i < n) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
     values = tl.load(
         x + lane * lane_s + i * n_s + channel * channel_s + h * row_s + w * column_s, mask=real, other=0.0
     )
@@ -100,7 +100,7 @@ def pictures_of_rows(
             r, q = last_r - back, last_q - left
             a, b = h + PAD_H - r * DOWN, w + PAD_W - q * ACROSS
             hit = inside & (r >= 0) & (q >= 0) & (r < R) & (q < Q) & (a < KH) & (b < KW)
-            entry = (a * KW + b) * channels + channel
+            entry = (channel * KH + a) * KW + b
             place = (i * R + r) * Q + q
             total += tl.load(rows + lane * per_lane + place * length + entry, mask=hit, other=0.0)
     tl.store(out + lane * lane_s + i * n_s + channel * channel_s + h * row_s + w * column_s, total, mask=inside)
