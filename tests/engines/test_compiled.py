@@ -76,6 +76,29 @@ def test_steps_with_the_layers_of_a_gpu_compile_to_the_numbers_of_serial(monkeyp
     assert engine.compiled
 
 
+def test_a_gpu_compiles_one_width_a_round_and_the_next_wider_one_stands_for_the_others():
+    rng = np.random.default_rng(0)
+    fed = Federation.from_arrays([(rng.normal(size=(9, 4)), rng.integers(0, 3, 9)) for _ in range(3)])
+    model = VectorModel(nn.Linear(4, 3), dtype=torch.float64)
+    workload = Workload.of(model, fed, None, 5, "replacement", 0.0, 0)
+    x, engine = model.initial(), LanesEngine(workload, compiled=True)
+    plan = Plan.of(steps=[1, 20, 10], lr=0.05)  # calls of five steps: three lanes, two, then one
+
+    def moves(engine):
+        return engine.run(plan, x, np.arange(3), 1).models - x
+
+    expected = moves(SerialEngine(workload))
+    assert far(moves(engine), expected) < 1e-12
+    (fixed,) = engine.prepared.values()
+    everything = dict(fixed._prepared)
+    fixed._prepared.clear()
+    fixed.gradual = True
+    for widths in ([3], [3, 2], [3, 2, 1], [3, 2, 1]):
+        assert far(moves(engine), expected) < 1e-12
+        assert [kind.width for kind in fixed._prepared] == widths
+    assert set(fixed._prepared) == set(everything)
+
+
 @pytest.mark.parametrize("shape", [(3, 6), (3, 6, 5), (3, 6, 4, 5), (2, 6, 1, 1), (2, 6, 2, 3, 2)], ids=str)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("groups", [1, 2, 6])

@@ -63,19 +63,35 @@ def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]
         gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
         with warnings.catch_warnings(), torch.random.fork_rng(gpus):  # the state of dropout stays unchanged
             warnings.simplefilter("ignore")  # they concern torch's internals; users cannot act on them
-            # every call has the same shapes and memory, so torch need not check them
-            skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)
             traced = _with_own_memory(with_faster_products(make_fx(flat)(*tensors)))
             if gpus:
                 traced = without_identities(traced)
-            compiled = torch.compile(traced, dynamic=False, options={"guard_filter_fn": skip} if skip else None)
             with _quoted_library_path():
+                compiled = _compiled(traced, tensors)
                 compiled(*tensors)
     except Exception as error:
-        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise CannotCompileError(lines[0][:200]) from error
     log.info("compiled a step in %.1f s", time.perf_counter() - begun)
     return lambda: compiled(*tensors)
+
+
+def _compiled(graph: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
+    """Return the graph as machine code for tensors of exactly these shapes; code on disk is used again.
+
+    `torch.compile` would trace the graph once more, and look at its arguments in every call. Torch finds code on
+    disk only in a context of tracing with a fake mode and symbolic shapes; here all shapes are numbers.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile as compile_graph
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    fake = FakeTensorMode(shape_env=ShapeEnv())
+    with tracing(TracingContext(fake)), torch.no_grad():
+        arguments: list[Any] = [fake.from_tensor(tensor, static_shapes=True) for tensor in tensors]
+        compiled: Callable[..., Any] = compile_graph(graph, arguments)
+    return compiled
 
 
 def _with_own_memory(graph: GraphModule) -> GraphModule:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedagrac.engines.lanes.waves import Wave
     from fedagrac.engines.workload import Workload
 
-__all__ = ["FixedLanes", "widths_for"]
+__all__ = ["FixedLanes", "Kind", "one_more", "widths_for"]
 
 TABLE_STEPS = 250
 """Steps whose batches and step sizes are in the tables at a time; a multiple of every entry of UNROLL."""
@@ -123,8 +123,37 @@ class Buffers(NamedTuple):
     numbers: Tensor | None
 
 
+def one_more(kinds: Sequence[Kind], prepared: Iterable[Kind]) -> list[Kind]:
+    """Return the kinds of a wave's calls if only one more is prepared: the next wider one stands for the others.
+
+    The kinds of a wave come in descending widths.
+
+    Examples:
+        >>> wide, narrow, narrowest = (Kind(width, True, 1) for width in (20, 15, 10))
+        >>> [kind.width for kind in one_more([wide, narrow, narrowest], [])]
+        [20, 20, 20]
+        >>> [kind.width for kind in one_more([wide, narrow, narrowest], [wide])]
+        [20, 15, 15]
+    """
+    ready = set(prepared)
+    ready.update([kind for kind in kinds if kind not in ready][:1])
+    taken: list[Kind] = []
+    for kind in kinds:
+        taken.append(kind if kind in ready else taken[-1])
+    return taken
+
+
 class FixedLanes:
-    """Buffers and prepared steps for waves of one shape: lanes, batch size and the parts of a plan."""
+    """Buffers and prepared steps for waves of one shape: lanes, batch size and the parts of a plan.
+
+    Attributes:
+        buffers: everything that steps read and write.
+        compiled: whether steps are compiled.
+        unroll: the steps of one call.
+        widths: the widths that are prepared when they are needed, largest first.
+        gradual: whether each wave prepares one kind of call at most. A GPU's first round then waits for one
+            compilation; lanes that have ended stay a little longer until narrower steps are there, too.
+    """
 
     def __init__(
         self, wave: Wave, plan: Plan, x: Tensor, workload: Workload, pieces: Pieces, compiled: bool = False
@@ -162,6 +191,7 @@ class FixedLanes:
         self.widths = widths_for(W, COMPILED_WIDTHS if compiled else WIDTHS)
         self._prepared: dict[Kind, Callable[[], Any]] = {}
         self._on_gpu = device.type == "cuda"
+        self.gradual = compiled and self._on_gpu
         self._pool: Any = None
         self._side: Any = None
 
@@ -203,6 +233,8 @@ class FixedLanes:
     def run(self, wave: Wave, plan: Plan, x: Tensor, result: Result) -> None:
         """Run a wave and write its rows into the result; compile or record missing steps first."""
         kinds = self._kinds(wave, plan)
+        if self.gradual:
+            kinds = one_more(kinds, self._prepared)
         missing = [kind for kind in dict.fromkeys(kinds) if kind not in self._prepared]
         if missing:
             with _no_garbage_collection() if self._on_gpu else contextlib.nullcontext():

@@ -1,9 +1,9 @@
 """Norms of many lanes, written for a compiler that makes one kernel of neighbouring operations.
 
 A norm on a GPU takes the time of reading and writing its pictures. Torch's own, taken apart by vmap and autograd,
-passes over them about twice as often as it must, and wants the pixels of a channel side by side, while
-convolutions want the channels of a pixel. What is written here reads them in any layout: twice forward (the
-moments, the output) and twice backward (the sums over the pixels of each channel, the gradient).
+wants the pixels of a channel side by side, while convolutions want the channels of a pixel. What is written here
+reads them in any layout: twice forward (the moments, the output) and twice backward (the sums over the pixels of
+each channel, the gradient).
 """
 
 from __future__ import annotations
