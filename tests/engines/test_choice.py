@@ -131,6 +131,30 @@ def test_only_the_faster_way_is_tried_compiled_where_the_other_is_far_behind(tim
     assert "compiled lanes" not in measured
 
 
+def test_two_clients_are_timed_as_two(monkeypatch):
+    """Their lanes take 0.3 s a step each, serial 0.2 s: the time of a wave belongs to the clients that it has."""
+    now = [0.0]
+
+    def slowly(engine, seconds):
+        true_run = engine.run
+
+        def run(self, plan, x, clients, round):
+            now[0] += seconds * plan.steps.sum()
+            return true_run(self, plan, x, clients, round)
+
+        monkeypatch.setattr(engine, "run", run)
+
+    slowly(choice.SerialEngine, 0.2)
+    slowly(choice.LanesEngine, 0.3)
+    monkeypatch.setattr(choice.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(choice.time, "process_time", lambda: now[0])
+    measurements = choice.Measurements(workload(clients=2), 2)
+    measurements.fastest(["serial", "lanes"])
+    assert {name: row["us"] for name, row in measurements.rows.items()} == {
+        "serial": pytest.approx(0.2e6), "lanes": pytest.approx(0.3e6)
+    }  # fmt: skip
+
+
 def convolutions(depth):
     layers = [layer for _ in range(depth) for layer in (nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())]
     return nn.Sequential(nn.Unflatten(1, (4, 4, 4)), *layers, nn.Flatten(), nn.Linear(64, 10))

@@ -318,7 +318,7 @@ class Measurements:
         elif 4 * reference > SECONDS:
             return  # steps are so long that sharing them saves nothing
         elif reference:
-            m = max(4, min(m, int(SECONDS / reference)))
+            m = min(m, max(4, int(SECONDS / reference)))
         if reference * m * steps > 2 * SECONDS:
             steps = 1
         begun = time.perf_counter()
