@@ -53,8 +53,8 @@ def routes_for(c: Convolution) -> list[str]:
     """Return the names of the routes that a convolution can take.
 
     Examples:
-        >>> routes_for(Convolution((8, 4, 4, 4), (8, 4, 1, 1), stride=(1, 1), padding=(0, 0)))
-        ['grouped', 'patches', 'rows', 'channels last', 'pointwise']
+        >>> routes_for(Convolution((8, 16, 4, 4), (8, 16, 1, 1), stride=(1, 1), padding=(0, 0)))
+        ['grouped', 'patches', 'rows', 'channels last', 'pointwise', 'direct']
         >>> "patches, padded" in routes_for(Convolution((8, 3, 32, 32), (8, 3, 11, 11), (4, 4), (5, 5)))
         True
     """
