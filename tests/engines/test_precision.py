@@ -146,8 +146,8 @@ def test_a_convolutional_network_has_the_gradient_of_a_loop_that_rounds_by_hand(
     engine = ENGINES["serial" if route == "serial" else "lanes"](w)
     if route in MEASURED:
         convolutions = convolutions_of(lambda: w.call(w.inputs[:8]))
-        if route != "direct":  # which is for more channels, but computes any
-            assert [route in routes_for(c) for c in convolutions] == [True, True]
+        # the direct one is for more channels, but computes any
+        assert [route in routes_for(c) for c in convolutions] == [route != "direct"] * 2
         engine.model.layers = RoutedLayers(dict.fromkeys(convolutions, route))
     gradients = engine.gradients(w.model.initial(), np.arange(3), 0)
     for row, (X, y) in zip(gradients, clients, strict=True):

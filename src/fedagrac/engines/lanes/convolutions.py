@@ -141,7 +141,7 @@ class _Direct(torch.autograd.Function):
             return None, to_weights, None
         if _flips(c):
             return convolve(g, w.flip(3, 4).permute(0, 3, 4, 2, 1).contiguous(), _back(c)), to_weights, None
-        return pictures_of_rows(_pixels(gradient) @ w.flatten(2), c), to_weights, None
+        return pictures_of_rows(_pixels(g) @ w.flatten(2), c), to_weights, None
 
 
 class _Rows(torch.autograd.Function):
