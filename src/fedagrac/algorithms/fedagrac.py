@@ -144,7 +144,9 @@ class FedaGrac(Algorithm):
     def plan(self, state: State, rows: Rows, cohort: Cohort) -> Plan:
         """Return a plan with c_i = lambda (nu - nu_i) (lines 5 and 9), mu = 0, eta_i = eta."""
         lam = self.calibration(cohort.round) if callable(self.calibration) else self.calibration
-        c = lam * (state["nu"].to(rows["nu"].dtype) - rows["nu"])
+        c = state["nu"].to(rows["nu"].dtype) - rows["nu"]
+        if lam != 1:  # a product with 1 would read and write all rows for nothing
+            c *= lam
         first_steps = np.where(self.transmits_first(cohort), self.averaged(cohort), 0)
         return Plan.of(
             cohort.steps, self.lr_in(cohort), correction=c, first_steps=first_steps, mean=True, local=self.local

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from fedagrac.engines.base import place_of
 from fedagrac.files import make_folder, naming
 
 if TYPE_CHECKING:
@@ -92,18 +93,20 @@ class ClientTable:
         return clients[self._slot[clients] < 0]
 
     def rows(self, clients: npt.NDArray[np.int64]) -> dict[str, Tensor]:
-        """Return the clients' rows by name, each [m, d]."""
-        slots = torch.from_numpy(self._slot[clients])
-        return {
-            name: column[slots.to(column.device)].to(self._devices[name]) for name, column in self._columns.items()
-        }
+        """Return copies of the clients' rows by name, each [m, d]."""
+        slots, rows = self._slot[clients], {}
+        for name, column in self._columns.items():
+            place = place_of(slots, column.device)
+            chosen = column[place]
+            rows[name] = (chosen.clone() if isinstance(place, slice) else chosen).to(self._devices[name])
+        return rows
 
     def put(self, clients: npt.NDArray[np.int64], rows: Mapping[str, Tensor]) -> None:
         """Store the clients' rows, and make room for new clients."""
         new = self.unseen(clients)
         self._slot[new] = np.arange(self._seen, self._seen + len(new))
         self._seen += len(new)
-        slots = torch.from_numpy(self._slot[clients])
+        slots = self._slot[clients]
         for name, values in rows.items():
             column = self._columns.get(name)
             self._devices[name] = values.device
@@ -115,7 +118,7 @@ class ClientTable:
                 if column is not None:
                     grown[: len(column)] = column
                 self._columns[name] = column = grown
-            column[slots.to(column.device)] = values.to(column.device)
+            column[place_of(slots, column.device)] = values.to(column.device)
 
     def _in_file(self, name: str, like: Tensor) -> Tensor:
         """Return a tensor in a file with room for the rows of all clients. Only written rows take disk space."""
