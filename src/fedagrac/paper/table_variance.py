@@ -116,7 +116,7 @@ MODELS: dict[str, tuple[dict[str, Any], str, int, float]] = {  # the model, its 
     "lr": ({"name": "logistic", "features": 123, "classes": 2}, "a9a", 20, 0.005),
     "cnn": ({"name": "cnn"}, "fashion-mnist", 25, 0.03),
     "alexnet": ({"name": "alexnet"}, "cifar10", 25, 0.03),
-    "vgg19": ({"name": "vgg19"}, "cifar10", 25, 0.01),
+    "vgg19": ({"name": "vgg19"}, "cifar10", 25, 0.03),
 }
 
 
