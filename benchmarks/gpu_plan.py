@@ -41,6 +41,9 @@ IN_BF16 = ("alexnet", "vgg19", "resnet18", "char-gpt")
 WITHOUT_PROFILE = ("char-lstm",)
 """Workloads with so many kernels a round that the profiler takes minutes."""
 
+FIRST_ROUNDS = {"first round": "lanes", "first compiled round": "compiled lanes"}
+"""What is timed without a second round, and the engine that it takes."""
+
 CHECKS = ("check", "benchmarks/gpu_modules.py", "benchmarks/gpu_check.py")
 
 
@@ -50,7 +53,7 @@ def plan():
     yield from ((name, "lanes", "bf16") for name in IN_BF16)
     yield from ((name, "lanes", "tf32") for name in OTHERS)
     yield from ((name, "compiled lanes", "bf16") for name in IN_BF16)
-    yield from ((name, "first round", "tf32") for name in TARGETS)
+    yield from ((name, engine, "tf32") for name in TARGETS for engine in FIRST_ROUNDS)
     yield from ((name, "plain loop", "tf32") for name in TARGETS + OTHERS)
 
 
@@ -66,13 +69,12 @@ def measure(name, engine, precision, o):
         if engine == "plain loop":
             with products(precision):
                 row = {"us": plain_loop(case, DEVICE, 2.0)}
-        elif engine == "first round" or o.ahead or name in WITHOUT_PROFILE:
-            budget = 0.0 if o.ahead or engine == "first round" else o.budget
-            engine = "lanes" if engine == "first round" else engine
-            row = engine_times(case, engine, 1, Bench(DEVICE, precision, budget))
+        elif engine in FIRST_ROUNDS or o.ahead or name in WITHOUT_PROFILE:
+            budget = 0.0 if o.ahead or engine in FIRST_ROUNDS else o.budget
+            row = engine_times(case, FIRST_ROUNDS.get(engine, engine), 1, Bench(DEVICE, precision, budget))
         else:
             row = profile_rounds(name, case, engine, Bench(DEVICE, precision, o.budget))
-            entries = ((e["name"][:90], e["us"], e["count"] * case.lanes()) for e in row["entries"][:30])
+            entries = ((e["name"][:90], e["us"], e["count"] * case.lanes()) for e in row["entries"][:60])
             row["entries"] = [(title, round(us, 2), round(count, 1)) for title, us, count in entries]
             row["kinds"] = {kind["kind"]: round(kind["us"], 2) for kind in row["kinds"] if kind["us"] > 0.005}
     if ON_GPU:
