@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from fedagrac.engines.lanes.kernels.direct import channels_beside, convolve, weigh
+from fedagrac.engines.lanes.kernels.direct import channels_beside, convolve, turned, weigh
 from fedagrac.engines.lanes.kernels.patches import (
     Convolution,
     columns_of,
@@ -140,7 +140,7 @@ class _Direct(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return None, to_weights, None
         if _flips(c):
-            return convolve(g, w.flip(3, 4).permute(0, 3, 4, 2, 1).contiguous(), _back(c)), to_weights, None
+            return convolve(g, turned(w), _back(c)), to_weights, None
         return pictures_of_rows(_pixels(g) @ w.flatten(2), c), to_weights, None
 
 

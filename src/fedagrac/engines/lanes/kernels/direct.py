@@ -19,7 +19,7 @@ from torch.nn.grad import conv2d_weight
 
 from fedagrac.engines.lanes.kernels.patches import Convolution, flat_of, rounded_up, shape_of
 
-__all__ = ["channels_beside", "convolve", "weigh"]
+__all__ = ["channels_beside", "convolve", "turned", "weigh"]
 
 PROGRAMS = 1024
 """How many tiles of the weights' gradients are computed side by side, if there is enough to do."""
@@ -46,12 +46,12 @@ def _convolve(x: Tensor, w: Tensor, c: list[int]) -> Tensor:
         )
     (n, channels, *size), outputs, (rows, columns) = shape.inputs, shape.weight[0], shape.places
     out = x.new_empty((len(x), n, rows, columns, outputs))
-    block_m, block_n = 128 if shape.outputs >= 1024 else 64, _block(outputs, 128)
+    block_m, block_n, warps, stages = _tiles(shape, len(x), _multiprocessors(x.device))
     tiles = -(-shape.outputs // block_m) * -(-outputs // block_n)
     kernels.convolve[(tiles, len(x))](
         x, w, out, shape.outputs, n, channels, *size, outputs, *shape.weight[2:], rows, columns, *shape.stride,
         *shape.padding, BM=block_m, BN=block_n, BK=_block(channels, 128 // x.element_size()),
-        PRECISION=_precision(x), num_warps=4, num_stages=3,
+        PRECISION=_precision(x), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out.permute(0, 1, 4, 2, 3)
 
@@ -68,6 +68,9 @@ def _weigh(x: Tensor, g: Tensor, c: list[int]) -> Tensor:
         ]
         return torch.stack(each).permute(0, 3, 1, 2, 4).contiguous()
     block_o, block_n, block_p = _block(outputs, 128), 128 if outputs > 64 else 64, 32 if outputs > 32 else 64
+    warps = 4
+    if x.dtype == torch.bfloat16 and shape.outputs >= 256:
+        block_p, warps = 64, 8
     tiles = -(-outputs // block_o) * -(-channels * wide // block_n) * high
     # few tiles leave a GPU idle, so sums over pixels are cut in parts
     parts = max(1, min(PROGRAMS // (tiles * len(x)), shape.outputs // (8 * block_p)))
@@ -79,9 +82,22 @@ def _weigh(x: Tensor, g: Tensor, c: list[int]) -> Tensor:
     kernels.weigh[(tiles, len(x), parts)](
         pictures, gradients, out, shape.outputs, part, *shape.inputs[:3], outputs, high, wide, *shape.places,
         shape.stride[0], shape.padding[0], BO=block_o, BN=block_n, BP=block_p, PRECISION=_precision(x),
-        num_warps=4, num_stages=3,
+        num_warps=warps, num_stages=3,
     )  # fmt: skip
     return (out[0] if parts == 1 else out.sum(0)).to(x.dtype)
+
+
+def _turned(w: Tensor) -> Tensor:
+    """Return weights [lanes, O, C, h, w] turned by half a circle, as [lanes, h, w, C, O]."""
+    lanes, outputs, channels, high, wide = w.shape
+    kernels = _kernels() if _takes(w) else None
+    if kernels is None:
+        return w.flip(3, 4).permute(0, 3, 4, 2, 1).contiguous()
+    out = w.new_empty((lanes, high, wide, channels, outputs))
+    beside = 64 // w.element_size()  # all taps of a tile stay in the cache while it is read
+    tiles = -(-outputs // 32) * -(-channels // beside)
+    kernels.turn[(tiles, lanes)](w.contiguous(), out, outputs, channels, high * wide, BO=32, BC=beside)
+    return out
 
 
 def _spread(kernels: Any, x: Tensor, wide: int, places: int, across: int, padding: int) -> Tensor:
@@ -98,6 +114,37 @@ def _spread(kernels: Any, x: Tensor, wide: int, places: int, across: int, paddin
 def _joined(pictures: Sequence[Tensor]) -> Tensor:
     """Return pictures of all lanes, the channels of a pixel side by side."""
     return torch.stack([p.permute(0, 2, 3, 1) for p in pictures]).permute(0, 1, 4, 2, 3)
+
+
+def _tiles(c: Convolution, lanes: int, multiprocessors: int) -> tuple[int, int, int, int]:
+    """Return the sides of a tile of the outputs, pixels and channels, and its warps and stages.
+
+    Of these the fastest was taken for the shapes of ResNet-18, VGG-19 and AlexNet on an H200. Each multiprocessor
+    has two tiles of 128 x 128 at a time. Smaller ones are better where those would leave some without work, or
+    need a second turn for a few.
+
+    Examples:
+        >>> c = Convolution((25, 256, 8, 8), (256, 256, 3, 3), (1, 1), (1, 1))
+        >>> _tiles(c, 20, 132)
+        (128, 256, 8, 3)
+        >>> small = Convolution((25, 512, 2, 2), (512, 512, 3, 3), (1, 1), (1, 1))
+        >>> _tiles(small, 20, 132)
+        (64, 128, 4, 4)
+    """
+    outputs = c.weight[0]
+    beside = _block(outputs, 128)
+    if c.outputs >= 1024:
+        return (128, 256, 8, 3) if outputs % 256 == 0 else (128, beside, 4, 3)
+    columns = -(-outputs // beside) * lanes
+    if multiprocessors <= -(-c.outputs // 128) * columns <= 2 * multiprocessors:
+        return 128, beside, 4, 3
+    return 64, beside, 4, 4 if -(-c.outputs // 64) * columns <= 2 * multiprocessors else 3
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors a GPU has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
 def _takes(x: Tensor) -> bool:
@@ -126,6 +173,7 @@ def _kernels() -> Any:
 
 _convolve_op = custom_op("fedagrac::convolve", _convolve, mutates_args=())
 _weigh_op = custom_op("fedagrac::weigh", _weigh, mutates_args=())
+_turned_op = custom_op("fedagrac::turned", _turned, mutates_args=())
 
 
 @_convolve_op.register_fake
@@ -140,6 +188,12 @@ def _(x: Tensor, g: Tensor, c: list[int]) -> Tensor:
     return x.new_empty((len(x), high, outputs, channels, wide))
 
 
+@_turned_op.register_fake
+def _(w: Tensor) -> Tensor:
+    lanes, outputs, channels, high, wide = w.shape
+    return w.new_empty((lanes, high, wide, channels, outputs))
+
+
 def convolve(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
     """Return the convolution of pictures, whose channels are neighbours, with weights [lanes, h, w, O, C]."""
     outputs: Tensor = _convolve_op(x, w, flat_of(c))
@@ -149,4 +203,17 @@ def convolve(x: Tensor, w: Tensor, c: Convolution) -> Tensor:
 def weigh(x: Tensor, g: Tensor, c: Convolution) -> Tensor:
     """Return the gradient of the weights, [lanes, h, O, C, w]; channels are neighbours in both arguments."""
     weights: Tensor = _weigh_op(x, g, flat_of(c))
+    return weights
+
+
+def turned(w: Tensor) -> Tensor:
+    """Return weights [lanes, O, C, h, w] turned by half a circle, as [lanes, h, w, C, O].
+
+    A convolution of the outputs' gradient with them is the gradient of the pictures.
+
+    Examples:
+        >>> turned(torch.arange(4.0).reshape(1, 1, 1, 2, 2)).flatten()
+        tensor([3., 2., 1., 0.])
+    """
+    weights: Tensor = _turned_op(w)
     return weights

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["convolve", "spread", "weigh"]
+__all__ = ["convolve", "spread", "turn", "weigh"]
 
 
 @triton.jit
@@ -39,6 +39,22 @@ def convolve(
         total = tl.dot(pixels, weights, total, input_precision=PRECISION)
     where = out + lane * (M * O) + (m * O)[:, None] + o[None, :]
     tl.store(where, total.to(out.dtype.element_ty), mask=(m < M)[:, None] & (o < O)[None, :])
+
+
+@triton.jit
+def turn(w, out, O: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, BO: tl.constexpr, BC: tl.constexpr):
+    """Compute out[TAPS - 1 - tap, c, o] = w[o, c, tap]; each program has all taps of a tile."""
+    lane = tl.program_id(1).to(tl.int64)
+    across: tl.constexpr = (C + BC - 1) // BC
+    o = tl.program_id(0) // across * BO + tl.arange(0, BO)
+    c = tl.program_id(0) % across * BC + tl.arange(0, BC)
+    w += lane * (O * C * TAPS)
+    out += lane * (O * C * TAPS)
+    inside = (o < O)[:, None] & (c < C)[None, :]
+    for tap in tl.static_range(TAPS):
+        values = tl.load(w + (o * (C * TAPS))[:, None] + (c * TAPS)[None, :] + tap, mask=inside, other=0.0)
+        at = out + (TAPS - 1 - tap) * (C * O) + (c * O)[None, :] + o[:, None]
+        tl.store(at, values, mask=inside)
 
 
 @triton.jit

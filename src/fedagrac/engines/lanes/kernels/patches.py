@@ -232,11 +232,17 @@ def _launch(kernel: Any, matrices: Tensor, pictures: Tensor, c: Convolution) -> 
     if pictures.shape[1:] != c.inputs:
         raise ValueError(f"{tuple(pictures.shape[1:])} is not {c.inputs}")
     per_lane, length = matrices.shape[1] * matrices.shape[2], matrices.shape[2]
-    kernels = _kernels()
-    work = per_lane if kernel in (kernels.columns, kernels.rows) else n * channels * height * width
-    kernel[(-(-work // BLOCK), len(matrices))](
+    kernels, strides = _kernels(), pictures.stride()
+    if kernel is kernels.pictures_of_rows:
+        beside = min(64, 1 << (channels - 1).bit_length())
+        options, strides = {"BP": BLOCK // 2 // beside, "BC": beside}, ()
+        tiles = -(-n * height * width // options["BP"]) * -(-channels // beside)
+    else:
+        options = {"BLOCK": BLOCK}
+        tiles = -(-(n * channels * height * width if kernel is kernels.pictures else per_lane) // BLOCK)
+    kernel[(tiles, len(matrices))](
         matrices, pictures, per_lane, length, n, channels, height, width, *c.weight[2:], *c.places, *c.stride,
-        *c.padding, *pictures.stride(), BLOCK=BLOCK,
+        *c.padding, *strides, **options,
     )  # fmt: skip
 
 

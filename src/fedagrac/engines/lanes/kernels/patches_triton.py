@@ -83,24 +83,29 @@ def pictures(
 @triton.jit
 def pictures_of_rows(
     rows, out, per_lane, length: tl.constexpr, n: tl.constexpr, channels: tl.constexpr, height: tl.constexpr,
-    width: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, R: tl.constexpr,
-    Q: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, lane_s,
-    n_s, channel_s, row_s, column_s, BLOCK: tl.constexpr,
+    width: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, R: tl.constexpr, Q: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, BP: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
+    """Each program has a tile of few pixels and their channels, which are neighbours in `out`."""
     lane = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n * channels * height * width
-    channel, rest = at % channels, at // channels
-    w, rest = rest % width, rest // width
-    h, i = rest % height, rest // height
-    total = tl.zeros((BLOCK,), dtype=out.dtype.element_ty)
+    across: tl.constexpr = (channels + BC - 1) // BC
+    pixels: tl.constexpr = n * height * width
+    p = tl.program_id(0) // across * BP + tl.arange(0, BP)
+    channel = tl.program_id(0) % across * BC + tl.arange(0, BC)
+    w, h, i = p % width, p // width % height, p // (width * height)
+    inside = (p < pixels)[:, None] & (channel < channels)[None, :]
+    total = tl.zeros((BP, BC), dtype=out.dtype.element_ty)
     last_r, last_q = (h + PAD_H) // DOWN, (w + PAD_W) // ACROSS
+    rows += lane * per_lane
     for back in tl.static_range((KH + DOWN - 1) // DOWN):
         for left in tl.static_range((KW + ACROSS - 1) // ACROSS):
             r, q = last_r - back, last_q - left
             a, b = h + PAD_H - r * DOWN, w + PAD_W - q * ACROSS
-            hit = inside & (r >= 0) & (q >= 0) & (r < R) & (q < Q) & (a < KH) & (b < KW)
-            entry = (channel * KH + a) * KW + b
-            place = (i * R + r) * Q + q
-            total += tl.load(rows + lane * per_lane + place * length + entry, mask=hit, other=0.0)
-    tl.store(out + lane * lane_s + i * n_s + channel * channel_s + h * row_s + w * column_s, total, mask=inside)
+            hit = (r >= 0) & (q >= 0) & (r < R) & (q < Q) & (a < KH) & (b < KW)
+            at = ((i * R + r) * Q + q) * length + a * KW + b
+            total += tl.load(
+                rows + at[:, None] + (channel * (KH * KW))[None, :], mask=hit[:, None] & inside, other=0.0
+            )
+    out += lane * (pixels * channels)
+    tl.store(out + (p * channels)[:, None] + channel[None, :], total, mask=inside)
