@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedagrac as fg
 import module_kinds
@@ -20,6 +21,7 @@ from fedagrac.engines.lanes.convolutions import routes_for
 from fedagrac.engines.lanes.kernels.recurrence import lstm
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.engines.lanes.routes import MEASURED
+from fedagrac.engines.precision import products, rounded
 from fedagrac.models import VectorModel
 from fedagrac.storage.checkpoints import read_checkpoint
 
@@ -272,6 +274,68 @@ def test_recurrent_layers_are_as_exact_in_lanes_as_one_after_another(layer, opti
     expected = SerialEngine(exact).gradients(x, np.arange(2), 0)
     for engine in (SerialEngine, LanesEngine):
         assert 1e-4 < far(engine(w).gradients(x, np.arange(2), 0), expected) < 4 * ROUNDING
+
+
+class Attending(nn.Module):
+    """Attention of four positions, written out or as a layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.inputs = nn.Linear(4, 24)
+        self.heads = nn.MultiheadAttention(8, 2, batch_first=True) if layer else None
+        self.output = nn.Linear(8, 3)
+
+    def forward(self, x):
+        q, k, v = self.inputs(x).chunk(3, -1)
+        if self.heads is None:
+            q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in (q, k, v))
+            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        else:
+            causal = torch.triu(torch.ones(4, 4, dtype=torch.bool), 1)
+            attended = self.heads(q, q, q, attn_mask=causal, need_weights=False)[0] + 0 * (k + v)
+        return self.output(attended.mean(1))
+
+
+@pytest.fixture
+def softmax_by_autocast():
+    """Let autocast take softmax in float32, which it does on GPUs alone, and keep the types that it got.
+
+    A GPU then refuses to go back: the gradient and the output are float32, the input was not.
+    """
+    seen = []
+
+    def softmax(x, dim, dtype=None):
+        seen.append(x.dtype)
+        with torch.autocast("cpu", enabled=False):
+            return torch.softmax(x.float(), dim, dtype)
+
+    with torch.library._scoped_library("aten", "IMPL", "AutocastCPU") as library:
+        library.impl("softmax.int", softmax)
+        yield seen
+
+
+@pytest.mark.parametrize("layer", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_attention_leaves_no_softmax_to_autocast(engine, layer, softmax_by_autocast):
+    torch.manual_seed(0)
+    w = workload(Attending(layer), drawn(5, (4, 4)), batch_size=4)
+    x = w.model.initial()
+    plan = Plan.of(steps=RAGGED, lr=0.1)
+    with sdpa_kernel(SDPBackend.MATH):
+        rounded = ENGINES[engine](w).run(plan, x, np.arange(3), 0).models
+    assert softmax_by_autocast == []
+    exact = SerialEngine(replace(w, precision="float32")).run(plan, x, np.arange(3), 0).models
+    assert 1e-5 < far(rounded - x, exact - x) < 10 * ROUNDING
+
+
+def test_attention_that_returns_its_weights_runs_in_bf16():
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 4, 8)
+    with products("bf16"), torch.no_grad():
+        output, weights = rounded(lambda: layer(x, x, x), "bf16", x.device)
+        alone, _ = rounded(lambda: layer(x, x, x, need_weights=False), "bf16", x.device)
+    assert far(output, alone) < 4 * ROUNDING
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4), atol=ROUNDING, rtol=0)
 
 
 def test_dropout_of_rounded_numbers_drops_the_share_that_was_asked_for():

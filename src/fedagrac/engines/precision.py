@@ -52,6 +52,8 @@ _EXACT = (
 )  # fmt: skip
 """Functions whose arguments are float32, as on the lists of autocast; and means and inner products like sums."""
 
+_ATTENTION = (functional.scaled_dot_product_attention, functional.multi_head_attention_forward)
+
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
@@ -150,19 +152,55 @@ class _Bf16(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in self._rounded or func in self._exact:
-            casts = torch.float32, torch.bfloat16
-            known, wanted = casts if func in self._rounded else casts[::-1]
-            args, kwargs = map_leaves(lambda leaf: _cast(leaf, known, wanted), (args, kwargs))
-        elif func in _RECURRENT:
-            with _without_onednn():
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        attends = func in _ATTENTION and not _wants_weights(func, args, kwargs)
+        if attends or func in self._rounded:
+            args, kwargs = _all_cast((args, kwargs), torch.float32, torch.bfloat16)
+        elif func in self._exact:
+            args, kwargs = _all_cast((args, kwargs), torch.bfloat16, torch.float32)
+        without = _without_autocast() if attends else _without_onednn() if func in _RECURRENT else None
+        with without or contextlib.nullcontext():
+            return func(*args, **kwargs)
+
+
+def _wants_weights(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether attention is to return its weights, too; torch then multiplies matrices one by one."""
+    if function is not functional.multi_head_attention_forward:
+        return False
+    return bool(kwargs.get("need_weights", args[15] if len(args) > 15 else True))
+
+
+def _all_cast(tree: Any, known: torch.dtype, wanted: torch.dtype) -> Any:
+    """Return a tree whose tensors of a known type have the wanted one.
+
+    One tensor in several places stays one: self-attention multiplies it once.
+    """
+    seen: dict[int, Any] = {}
+
+    def cast(leaf: Any) -> Any:
+        if id(leaf) not in seen:
+            seen[id(leaf)] = _cast(leaf, known, wanted)
+        return seen[id(leaf)]
+
+    return map_leaves(cast, tree)
 
 
 def _cast(leaf: Any, known: torch.dtype, wanted: torch.dtype) -> Any:
     """Return a tensor of a known type as the wanted type, and anything else as it is."""
     return leaf.to(wanted) if isinstance(leaf, torch.Tensor) and leaf.dtype == known else leaf
+
+
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Run attention on rounded numbers alone.
+
+    Autocast would take the softmax inside it in float32, and a GPU refuses to go back from float32 to numbers that
+    were bf16 (torch 2.11 and 2.13).
+    """
+    with contextlib.ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 @contextlib.contextmanager
