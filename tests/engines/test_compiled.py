@@ -13,7 +13,7 @@ from fedagrac.data.federation import Federation
 from fedagrac.data.partitions import IID
 from fedagrac.data.pictures import Images
 from fedagrac.engines import LanesEngine, SerialEngine, Workload
-from fedagrac.engines.lanes.compiled import CannotCompileError, compile_step, without_identities
+from fedagrac.engines.lanes.compiled import CannotCompileError, compile_step, with_roundings, without_identities
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.models import VectorModel
 
@@ -33,6 +33,39 @@ def test_steps_compile_when_torch_is_in_a_folder_with_spaces(tmp_path, monkeypat
     compiled()
     assert x.tolist() == expected.tolist()
     assert str(folder) == cpp_extension.TORCH_LIB_PATH
+
+
+def rounding_step(x, other):
+    """Rounds the first two rows of x, changes x, and rounds them again."""
+    first = x[:2].detach().to(torch.bfloat16)
+    x[:2].sub_(first.view(2, 1) * 0.5)
+    other.add_(x[:2].to(torch.bfloat16).float().sum())
+
+
+def test_rounded_inputs_are_read_and_written_where_a_step_would_round():
+    x, other = torch.tensor([[1 + 2.0**-10], [3.0], [5.0]]), torch.zeros(1)
+    graph = make_fx(rounding_step)(x.clone(), other.clone())
+    graph = without_identities(with_roundings(graph, [0, 1], [x.bfloat16(), other.bfloat16()]))
+    rounded = torch.tensor([[2.0], [4.0], [0.0]], dtype=torch.bfloat16)  # not those of x: the step must read these
+    unread = torch.zeros(1, dtype=torch.bfloat16)
+    graph(x, other, rounded, unread)
+    assert x.tolist() == [[2.0**-10], [1.0], [5.0]]
+    assert other.tolist() == [1 + 2.0**-10]  # rounded after x had changed, so from x
+    assert rounded.tolist() == [[2.0**-10], [1.0], [0.0]]  # the first rows alone
+    assert unread.tolist() == [0.0]
+
+
+def test_what_is_rounded_through_another_view_or_to_another_type_is_left_alone():
+    def step(x):
+        x.sub_(x.reshape(-1).to(torch.bfloat16).reshape(x.shape) + x.to(torch.float16))
+
+    x = torch.tensor([[1 + 2.0**-10], [3.0]])
+    expected, rounded = x.clone(), torch.zeros(2, 1, dtype=torch.bfloat16)
+    step(expected)
+    graph = with_roundings(make_fx(step)(x.clone()), [0], [rounded])
+    graph(x, rounded)
+    assert torch.equal(x, expected)
+    assert not rounded.any()
 
 
 def gpu_like():
@@ -163,7 +196,7 @@ def test_dropout_for_compiled_steps_on_a_gpu_drops_its_share():
 
 
 def test_what_cannot_be_compiled_for_a_gpu_still_has_fixed_shapes_and_says_so(monkeypatch):
-    def fail(step, buffers):
+    def fail(*arguments):
         raise CannotCompileError("no compiler here")
 
     monkeypatch.setattr("fedagrac.engines.lanes.fixed.compile_step", fail)

@@ -17,6 +17,7 @@ from fedagrac.callbacks import Checkpoints
 from fedagrac.core.local import Plan
 from fedagrac.engines import LanesEngine, SerialEngine, Workload
 from fedagrac.engines.choice import Measurements
+from fedagrac.engines.lanes import compiled as compiled_steps
 from fedagrac.engines.lanes.convolutions import routes_for
 from fedagrac.engines.lanes.kernels.recurrence import lstm
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
@@ -245,6 +246,33 @@ def test_compiled_steps_give_the_numbers_of_lanes():
     assert far(ours, plain) < ROUNDING
     exact = workload(nn.Linear(6, 3), drawn(), batch_size=4, precision="float32")
     assert far(ours, LanesEngine(exact).run(plan, x, np.arange(3), 0).models - x) > ROUNDING / 16
+
+
+def test_compiled_steps_leave_weights_rounded_for_the_next_step(monkeypatch):
+    """Also when fewer lanes go on, and when a new round begins."""
+    rounded_once, left = compiled_steps.with_roundings, []
+
+    def counted(*arguments):
+        graph = rounded_once(*arguments)
+        sources = [n.args[0].meta["val"].shape[1:] for n in graph.graph.nodes if "_to_copy" in str(n.target)]
+        left.append(sum(shape in {(5, 6), (3, 5)} for shape in sources))
+        return graph
+
+    monkeypatch.setattr(compiled_steps, "with_roundings", counted)
+    torch.manual_seed(0)
+    w = workload(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), drawn(clients=4), batch_size=4)
+    plan = Plan.of(steps=[6, 1, 3, 6], lr=0.5)
+    ends, engines = [], (LanesEngine(w, compiled=True), LanesEngine(w))
+    for engine in engines:
+        x = w.model.initial()
+        for round in range(3):
+            x = engine.run(plan, x, np.arange(4), round).models.mean(0)
+        ends.append(x - w.model.initial())
+    assert engines[0].compiled
+    assert far(*ends) < 2 * ROUNDING
+    unroll = engines[0].prepared[next(iter(engines[0].prepared))].unroll
+    assert len(left) > 1  # widths
+    assert set(left) == {2 * (unroll - 1) + 2 * unroll}  # the steps of a call after its first, and the gradients
 
 
 def test_the_state_of_a_recurrence_is_not_rounded():

@@ -80,8 +80,8 @@ def test_compiled_steps_are_compared_in_every_width_and_leave_the_wave_as_it_was
 
     true_compile, widths = fixed.compile_step, []
 
-    def shifted(step, buffers):
-        compiled = true_compile(step, buffers)
+    def shifted(step, buffers, rounded):
+        compiled = true_compile(step, buffers, rounded)
         widths.append(len(widths))
 
         def steps():

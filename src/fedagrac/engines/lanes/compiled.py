@@ -12,7 +12,7 @@ import os
 import shlex
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,9 +23,9 @@ from fedagrac.files import cache_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
 
-__all__ = ["CannotCompileError", "compile_step", "without_identities"]
+__all__ = ["CannotCompileError", "compile_step", "with_roundings", "without_identities"]
 
 log = logging.getLogger("fedagrac")
 
@@ -34,10 +34,18 @@ class CannotCompileError(Exception):
     """A step could not be compiled. The message gives the reason in one line."""
 
 
-def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]:
+def compile_step(
+    step: Callable[[Any], None], buffers: Any, rounded: Sequence[tuple[Tensor, Tensor]] = ()
+) -> Callable[[], Any]:
     """Return the step, which changes the buffers in place, compiled for exactly their shapes.
 
     The compiled step runs once on the buffers.
+
+    Args:
+        step: makes one step, given the buffers.
+        buffers: a tree of tensors.
+        rounded: some of the tensors, and for each a tensor with the same numbers rounded to another type. The step
+            reads these instead of rounding, and leaves them rounded to what it has made of the numbers.
 
     Raises:
         CannotCompileError: compiling failed for any reason; uncompiled steps give the same numbers.
@@ -64,6 +72,9 @@ def compile_step(step: Callable[[Any], None], buffers: Any) -> Callable[[], Any]
         with warnings.catch_warnings(), torch.random.fork_rng(gpus):  # the state of dropout stays unchanged
             warnings.simplefilter("ignore")  # they concern torch's internals; users cannot act on them
             traced = _with_own_memory(with_faster_products(make_fx(flat)(*tensors)))
+            places = {id(tensor): i for i, tensor in enumerate(tensors)}
+            traced = with_roundings(traced, [places[id(exact)] for exact, _ in rounded], [r for _, r in rounded])
+            tensors += [r for _, r in rounded]
             if gpus:
                 traced = without_identities(traced)
             with _quoted_library_path():
@@ -116,6 +127,72 @@ def _with_own_memory(graph: GraphModule) -> GraphModule:
             node.replace_input_with(node.args[0], copied)
     graph.recompile()
     return graph
+
+
+def with_roundings(graph: GraphModule, places: Sequence[int], rounded: Sequence[Tensor]) -> GraphModule:
+    """Let a graph read rounded inputs instead of rounding them; change the graph in place and return it.
+
+    The rounded ones become further inputs. At the end of the graph they are rounded again from what it has made of
+    the exact ones, which a compiler does while it writes those. Inputs that the graph rounds only after it has
+    changed them, or not at all, stay as they are.
+
+    Args:
+        graph: the graph.
+        places: the places of the exact numbers among its inputs.
+        rounded: tensors of their shapes and of another type.
+    """
+    aten: Any = torch.ops.aten
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    copies = {}
+    last = inputs[-1]
+    for place, tensor in zip(places, rounded, strict=True):
+        with graph.graph.inserting_after(last):
+            last = graph.graph.placeholder(f"rounded_{place}")
+        copies[inputs[place]] = last, tensor.dtype
+    memory = {exact: exact for exact in copies}  # the input in whose memory a node's numbers lie
+    first_lanes = {exact: exact for exact in copies}  # nodes that are an input's first lanes as they are
+    changed, read = set(), {}
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        schema = node.target._schema
+        for argument, value in zip(schema.arguments, node.args, strict=False):
+            if not isinstance(value, torch.fx.Node) or value not in memory or argument.alias_info is None:
+                continue
+            memory[node] = memory[value]
+            if argument.alias_info.is_write:
+                changed.add(memory[value])
+        source = node.args[0] if node.args else None
+        if not isinstance(source, torch.fx.Node) or source not in first_lanes:
+            continue
+        exact = first_lanes[source]
+        if node.target in (aten.alias.default, aten.detach.default) or _is_first_rows(node):
+            first_lanes[node] = exact
+        elif node.target == aten._to_copy.default and exact not in changed:
+            copy, dtype = copies[exact]
+            if dict(node.kwargs) != {"dtype": dtype}:
+                continue
+            lanes = source.meta["val"].shape[0]
+            with graph.graph.inserting_before(node):
+                taken = graph.graph.call_function(aten.slice.Tensor, (copy, 0, 0, lanes))
+            taken.meta = dict(node.meta)
+            node.replace_all_uses_with(taken)
+            graph.graph.erase_node(node)
+            read[exact] = lanes
+    with graph.graph.inserting_before(next(node for node in graph.graph.nodes if node.op == "output")):
+        for exact, lanes in read.items():
+            into, of = (
+                graph.graph.call_function(aten.slice.Tensor, (tensor, 0, 0, lanes))
+                for tensor in (copies[exact][0], exact)
+            )
+            graph.graph.call_function(aten.copy_.default, (into, of))
+    graph.recompile()
+    return graph
+
+
+def _is_first_rows(node: Node) -> bool:
+    """Return whether a node takes the first rows of a tensor."""
+    return node.target == torch.ops.aten.slice.Tensor and node.args[1:3] == (0, 0) and len(node.args) < 5
 
 
 def without_identities(graph: GraphModule) -> GraphModule:

@@ -155,6 +155,7 @@ class LanesEngine:
         parts = plan.correction is not None, plan.mu.any(), plan.first_steps.any(), plan.accumulate
         others = plan.mask, plan.beside, plan.scale, plan.ascent
         vectors = 5 + sum(map(bool, parts)) + sum(part is not None for part in others) + plan.local.slots
+        vectors += self.compiled and self.workload.precision == "bf16"  # the models rounded
         vectors += (0 if plan.local.plain and plan.at_x else 1) + 2 * plan.anchored + len(plan.slots or ())
         for batch, group in lane_groups(plan.steps, self.workload.batch_sizes(clients)):
             width = self.width or self.memory.fitting_width(vectors, batch, int(plan.steps[group].max()))

@@ -189,6 +189,9 @@ class FixedLanes:
         self.compiled = compiled
         self.unroll = _unroll(wave, workload) if compiled else 1
         self.widths = widths_for(W, COMPILED_WIDTHS if compiled else WIDTHS)
+        self._rounded: list[Tensor] = []  # models as compiled steps multiply them: rounded once, in the update
+        if compiled and self._product_dtype != dtype:
+            self._rounded = [torch.zeros_like(block, dtype=self._product_dtype) for block in self.buffers.X]
         self._prepared: dict[Kind, Callable[[], Any]] = {}
         self._on_gpu = device.type == "cuda"
         self.gradual = compiled and self._on_gpu
@@ -266,6 +269,8 @@ class FixedLanes:
         b = self.buffers
         centers = x.expand(len(wave.rows), -1) if x.ndim == 1 else x[where]
         self._fill(b.X, centers if plan.start is None else plan.start[where])
+        for block, exact in zip(self._rounded, b.X, strict=False):
+            block.copy_(exact)
         b.loss.zero_()
         if b.C is not None and plan.correction is not None:
             self._fill(b.C, plan.correction[where])
@@ -411,7 +416,8 @@ class FixedLanes:
         steps: Callable[[], Any] = lambda: self._steps(kind, self.buffers)  # noqa: E731
         self.buffers.counter.zero_()
         if self.compiled:
-            steps = compile_step(lambda buffers: self._steps(kind, Buffers(*buffers)), self.buffers)
+            rounded = list(zip(self.buffers.X, self._rounded, strict=False))
+            steps = compile_step(lambda buffers: self._steps(kind, Buffers(*buffers)), self.buffers, rounded)
         return self._record(steps) if self._on_gpu else steps
 
     def _check_compiled(self, kind: Kind) -> None:
@@ -420,7 +426,7 @@ class FixedLanes:
         The buffers keep their numbers. Steps that are random, because of dropout for example, are not compared.
         """
         b = self.buffers
-        optional = (b.first, b.total, (b.moving or {}).values(), *b.slots)
+        optional = (b.first, b.total, (b.moving or {}).values(), *b.slots, self._rounded)
         changing = [*b.X, b.loss, b.counter, *(block for blocks in optional for block in blocks or ())]
         before = [tensor.clone() for tensor in changing]
 

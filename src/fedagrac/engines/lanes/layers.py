@@ -282,12 +282,13 @@ def _scrambled(count: int, seeds: Tensor) -> Tensor:
 
 
 def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a linear layer as weights times inputs; the weights' gradient then needs no copy to their layout.
+    """Return a linear layer whose weights' gradient lies in memory as they do, so that their update needs no copy.
 
-    In bf16 it is copied to float32 anyway, and products with as many columns as samples are slow if those are odd.
+    Weights times inputs are as good as inputs times weights, except in bf16: products with as many columns as
+    samples are slow there if those are odd.
     """
     if inputs.ndim != 2 or inputs.dtype == torch.bfloat16:
-        return functional.linear(inputs, weight, bias)
+        return _linear_of_lanes(inputs, weight, bias)
     output = weight @ inputs.T
     return (output if bias is None else output + bias[:, None]).T
 
@@ -298,9 +299,9 @@ def _large(times: float, inputs: Tensor, weight: Tensor, bias: Tensor | None = N
 
 
 def _linear_of_lanes(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a linear layer whose products are by the library and in the layout that are fast on this CPU.
+    """Return a linear layer whose products are in the layout, and on a CPU by the library, that are fast.
 
-    The layout alone is not worth the calls of Python in uncompiled steps.
+    On a CPU the layout alone is not worth the calls of Python in uncompiled steps.
     """
     output: Tensor = _Linear.apply(inputs, weight)  # type: ignore[no-untyped-call]
     return output if bias is None else output + bias
