@@ -13,6 +13,7 @@ from fedagrac.data.federation import Federation
 from fedagrac.data.partitions import IID
 from fedagrac.data.pictures import Images
 from fedagrac.engines import LanesEngine, SerialEngine, Workload
+from fedagrac.engines.lanes import norms
 from fedagrac.engines.lanes.compiled import CannotCompileError, compile_step, with_roundings, without_identities
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.models import VectorModel
@@ -161,6 +162,44 @@ def test_the_group_norm_of_compiled_steps_on_a_gpu_is_that_of_torch_lane_by_lane
             strict=True,
         ):
             torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+AFTER_NORM = {
+    "relu": functional.relu,
+    "inplace": lambda y: (functional.relu(y, inplace=True), y * 1)[1],
+    "method": lambda y: y.relu(),
+    "both": lambda y: functional.relu(y) * y,
+    "twice": lambda y: torch.relu(torch.relu(y) + functional.relu(y)),
+    "changed": lambda y: functional.relu(y.add_(1.0)),
+    "later": lambda y: (y.mul_(-1), functional.relu(y))[1],
+}
+
+
+@pytest.mark.parametrize("after", AFTER_NORM)
+@pytest.mark.parametrize("affine", [True, False])
+def test_relu_after_a_group_norm_of_compiled_steps_on_a_gpu_is_that_of_torch(after, affine, monkeypatch):
+    """It is one function with the norm, unless something was done to the norm's output before."""
+    joined, true_signs = [], norms._through_relu
+    monkeypatch.setattr(norms, "_through_relu", lambda *some: joined.append(after) or true_signs(*some))
+    numbers = torch.Generator().manual_seed(0)
+    shapes = (4, 3, 6, 4, 5), (4, 6), (4, 6)
+    sources = [torch.randn(*shape, generator=numbers, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+    def normed(x, w, b):
+        return AFTER_NORM[after](functional.group_norm(x, 2, *((w, b) if affine else (None, None)), 1e-3))
+
+    expected = torch.stack([normed(*(source[i] for source in sources)) for i in range(4)])
+    with RoutedLayers(fused=True):
+        found = torch.func.vmap(normed)(*sources)
+    g = torch.randn(*expected.shape, generator=numbers, dtype=torch.float64)
+    used = sources if affine else sources[:1]
+    for ours, theirs in zip(
+        (found, *torch.autograd.grad(found, used, g)),
+        (expected, *torch.autograd.grad(expected, used, g)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+    assert len(joined) == (after not in {"changed", "later"})
 
 
 def test_views_that_change_nothing_are_left_out_and_writing_through_them_counts():

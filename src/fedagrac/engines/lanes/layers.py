@@ -42,6 +42,10 @@ _BAG_OPTIONS = (
 )  # fmt: skip
 
 
+_Normed = tuple["Tensor", Callable[[], "Tensor"]]
+"""What a norm returned, and the same norm with ReLU."""
+
+
 class RoutedLayers(CallMode):
     """Runs layers as functions of many lanes while the mode is active.
 
@@ -65,6 +69,8 @@ class RoutedLayers(CallMode):
         self.used = False
         self.times = 1.0
         self._number: int | None = None
+        self._normed: _Normed | None = None  # of this call
+        self._before: _Normed | None = None  # of the call before
         self._routes: dict[Callable[..., Any], Callable[..., Any]] = {
             torch.conv2d: self._convolution,
             functional.max_pool2d: self._max_pool,
@@ -82,7 +88,9 @@ class RoutedLayers(CallMode):
             self._routes[functional.group_norm] = _group_norm
         if not side_by_side:
             self._routes[functional.linear] = _linear
-            self._routes[functional.group_norm] = _fused_group_norm if fused else _group_norm_in_two_sums
+            self._routes[functional.group_norm] = self._fused_norm if fused else _group_norm_in_two_sums
+            if fused:
+                self._routes |= dict.fromkeys((functional.relu, torch.relu, torch.Tensor.relu), self._relu)
             self._routes[functional.batch_norm] = _batch_norm_in_two_sums
         elif fused or faster_products():
             self._routes[functional.linear] = _linear_of_lanes
@@ -94,10 +102,11 @@ class RoutedLayers(CallMode):
         try:
             yield
         finally:
-            self._number = None
+            self._number = self._normed = self._before = None
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Route layers that have a better way for many lanes; run every other function as it is."""
+        self._before, self._normed = self._normed, None
         if self.positions is not None and self._number is not None:
             args = self.positions.arguments(self._number, function, args)
             self._number += 1
@@ -133,6 +142,27 @@ class RoutedLayers(CallMode):
             return functional.max_pool2d(inputs, *args, **options)
         window = tiling_window(args, options) if self.fused else None
         return _Pool.apply(inputs, self.side_by_side, window, args, options)  # type: ignore[no-untyped-call]
+
+    def _fused_norm(
+        self,
+        input: Tensor,
+        num_groups: int,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-05,
+    ) -> Tensor:
+        norm = partial(_fused_group_norm, input, num_groups, weight, bias, eps)
+        output = norm()
+        if not _odd(input, num_groups, weight, bias):
+            self._normed = output, partial(norm, relu=True)
+        return output
+
+    def _relu(self, input: Tensor, inplace: bool = False) -> Tensor:
+        """Return ReLU. Directly after a norm it is one function with it, and the norm's output is not needed."""
+        if self._before is None or input is not self._before[0]:
+            return functional.relu(input, inplace)
+        output = self._before[1]()
+        return input.copy_(output) if inplace else output
 
     def _dropout(self, *args: Any, **options: Any) -> Tensor:
         return _dropout(self.fused, self.side_by_side, *args, **options)
@@ -181,13 +211,23 @@ def _batch_norm_in_two_sums(
 
 
 def _fused_group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-05,
+    relu: bool = False,
 ) -> Tensor:
     """Return a group norm of operations that a compiler for GPUs fuses into two passes forward and two back."""
-    if input.shape[1] % num_groups or (weight is None) != (bias is None):
+    if _odd(input, num_groups, weight, bias):
         return _group_norm_in_two_sums(input, num_groups, weight, bias, eps)  # torch says what is wrong
-    output: Tensor = _GroupNorm.apply(input, weight, bias, num_groups, eps)  # type: ignore[no-untyped-call]
+    output: Tensor = _GroupNorm.apply(input, weight, bias, num_groups, eps, relu)  # type: ignore[no-untyped-call]
     return output
+
+
+def _odd(input: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Return whether a group norm is none of the kinds that compiled steps know."""
+    return bool(input.shape[1] % groups) or (weight is None) != (bias is None)
 
 
 def _average_pool(pool: Callable[..., Tensor], dims: int, inputs: Tensor, output_size: Any) -> Tensor:
@@ -357,12 +397,22 @@ class _GroupNorm(_Routed):
     """A group norm, in compiled steps on a GPU."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float) -> Tensor:
-        return functional.group_norm(x, groups, weight, bias, eps)
+    def forward(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, relu: bool
+    ) -> Tensor:
+        output = functional.group_norm(x, groups, weight, bias, eps)
+        return torch.relu(output) if relu else output
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+        info: Any,
+        in_dims: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        groups: int,
+        eps: float,
+        relu: bool,
     ) -> tuple[Tensor, int]:
         """Normalise all lanes in one call."""
         x = _lanes_first(x, in_dims[0], info.batch_size)
@@ -370,7 +420,7 @@ class _GroupNorm(_Routed):
             None if value is None else _lanes_first(value, at, info.batch_size)
             for value, at in zip((weight, bias), in_dims[1:3], strict=True)
         )
-        output: Tensor = LaneGroupNorm.apply(x, weight, bias, groups, eps)  # type: ignore[no-untyped-call]
+        output: Tensor = LaneGroupNorm.apply(x, weight, bias, groups, eps, relu)  # type: ignore[no-untyped-call]
         return output, 0
 
 
