@@ -111,12 +111,16 @@ def test_records_are_sorted_lines_with_environments_by_key(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "environments.json", "r.jsonl"]
 
 
-def test_a_line_that_is_no_record_is_kept(tmp_path):
+def test_a_line_that_is_no_record_is_kept_and_said(tmp_path, caplog):
     store = Records(tmp_path)
     store.put("r", Trial("a", {"n": 1}), outcome(5, 5), {})
     with open(tmp_path / "r.jsonl", "ab") as file:
         file.write(b'<<<<<<< \xff\n{"trial": "z", "settings": {}, "outcome": {}, "environment": "unknown"}\n')
-    assert len(store.all("r")) == 1
+    assert len(store.all("r")) == len(store.all("r")) == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "2 lines of" in said[0]
+    assert "environments.json" in said[0]
     store.put("r", Trial("b", {"n": 2}), outcome(5, 5), {})
     assert len(store.all("r")) == 2
     assert (tmp_path / "r.jsonl").read_bytes().splitlines()[2] == b"<<<<<<< \xff"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from fedagrac.parsing import parse_json
 from fedagrac.storage.claims import LOCK
 
 __all__ = ["ENVIRONMENTS", "Records", "Trial", "TrialRecord", "key_of", "progress"]
+
+log = logging.getLogger("fedagrac")
 
 ENVIRONMENTS = "environments.json"
 """The file with the environments by key."""
@@ -129,7 +132,13 @@ class Records:
         state = _state(self.path(recipe)), _state(self.folder / ENVIRONMENTS)
         known = self._read.get(recipe)
         if known is None or known[0] != state:
-            known = state, self._parsed(recipe)[0]
+            records, unreadable = self._parsed(recipe)
+            if unreadable:
+                log.warning(
+                    "%d lines of %s are no records, so their runs count as not made; environments are read from %s",
+                    len(unreadable), self.path(recipe), self.folder / ENVIRONMENTS,
+                )  # fmt: skip
+            known = state, records
             self._read[recipe] = known
         return dict(known[1])
 
