@@ -3,9 +3,9 @@
     PYTHONPATH=src python benchmarks/gpu_code.py resnet18 --precision bf16 --out step.py
 
 The step is traced on this CPU with the layers of a GPU; then inductor gets the trace with tensors that only say
-that they are on one. Printed are the kernels in their order, with the microseconds per client-step that their bytes
-take at 4.15 TB/s, as inductor counts them (memory that is read and written again counts twice), and between them
-the products and our own operations. Needs torch 2.11 or 2.13 and triton, whose insides it reaches into.
+that they are on one. Printed are the kernels in their order, with the microseconds per client-step that their
+bytes take at 4.15 TB/s, as inductor counts them (memory that is read and written again counts twice), and between
+them the products and our own operations. Needs torch 2.11 or 2.13 and triton, whose insides it reaches into.
 """
 
 import argparse
