@@ -135,7 +135,7 @@ class Records:
             records, unreadable = self._parsed(recipe)
             if unreadable:
                 log.warning(
-                    "%d lines of %s are no records, so their runs count as not made; environments are read from %s",
+                    "%d lines of %s are no records, so their runs count as not made; environments are in %s",
                     len(unreadable), self.path(recipe), self.folder / ENVIRONMENTS,
                 )  # fmt: skip
             known = state, records
