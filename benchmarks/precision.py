@@ -49,7 +49,7 @@ def one(case, seed, precision, chosen, until):
     begun, spent = time.monotonic(), time.process_time()
     result = fg.simulate(
         module, fed, fg.FedaGrac(lr=lr), rounds=chosen.rounds or rounds, steps=steps, batch_size=batch, seed=seed,
-        device=chosen.device, precision=precision, engine="lanes", compile=False,
+        device=chosen.device, precision=precision, engine="lanes", compile=chosen.device != "cpu",
         stop=fg.Stop(accuracy=target) if case == "alexnet" else None, callbacks=[Budget(until)],
     )  # fmt: skip
     last = [record["test_accuracy"] for record in result.history[-5:]]

@@ -1,7 +1,8 @@
 """The precision of matrix products and convolutions: float32, TF32 or bf16.
 
 With "bf16" the module computes as under torch's autocast: matrix products and convolutions take numbers rounded to
-bfloat16, add in float32 and round their results; normalisations, softmax and other sums are float32. Parameters,
+bfloat16, add in float32 and round their results; normalisations, softmax and other sums are float32, apart from
+the softmax inside attention, which takes and returns rounded numbers. Parameters,
 gradients, losses and everything that algorithms compute stay float32. Torch's vmap takes some functions apart
 before autocast sees them, and the lists of autocast differ between CPUs and GPUs. Therefore a mode casts the
 arguments of those functions first, so that one rule holds for every engine and device.
