@@ -46,7 +46,8 @@ def _convolve(x: Tensor, w: Tensor, c: list[int]) -> Tensor:
         )
     (n, channels, *size), outputs, (rows, columns) = shape.inputs, shape.weight[0], shape.places
     out = x.new_empty((len(x), n, rows, columns, outputs))
-    block_m, block_n, warps, stages = _tiles(shape, len(x), _multiprocessors(x.device))
+    on_tensor_cores = x.dtype == torch.bfloat16 or _precision(x) == "tf32"
+    block_m, block_n, warps, stages = _tiles(shape, len(x), _multiprocessors(x.device), on_tensor_cores)
     tiles = -(-shape.outputs // block_m) * -(-outputs // block_n)
     kernels.convolve[(tiles, len(x))](
         x, w, out, shape.outputs, n, channels, *size, outputs, *shape.weight[2:], rows, columns, *shape.stride,
@@ -116,7 +117,9 @@ def _joined(pictures: Sequence[Tensor]) -> Tensor:
     return torch.stack([p.permute(0, 2, 3, 1) for p in pictures]).permute(0, 1, 4, 2, 3)
 
 
-def _tiles(c: Convolution, lanes: int, multiprocessors: int) -> tuple[int, int, int, int]:
+def _tiles(
+    c: Convolution, lanes: int, multiprocessors: int, on_tensor_cores: bool = True
+) -> tuple[int, int, int, int]:
     """Return the sides of a tile of the outputs, pixels and channels, and its warps and stages.
 
     Of these the fastest was taken for the shapes of ResNet-18, VGG-19 and AlexNet on an H200. Each multiprocessor
@@ -134,7 +137,7 @@ def _tiles(c: Convolution, lanes: int, multiprocessors: int) -> tuple[int, int, 
     outputs = c.weight[0]
     beside = _block(outputs, 128)
     if c.outputs >= 1024:
-        return (128, 256, 8, 3) if outputs % 256 == 0 else (128, beside, 4, 3)
+        return (128, 256, 8, 3) if on_tensor_cores and outputs % 256 == 0 else (128, beside, 4, 3)
     columns = -(-outputs // beside) * lanes
     if multiprocessors <= -(-c.outputs // 128) * columns <= 2 * multiprocessors:
         return 128, beside, 4, 3
