@@ -89,6 +89,14 @@ def tiles_of_weigh(c, lanes, dtype):
         yield f"{block}, {beside}, {p}, {warps} warps, {stages} stages", run
 
 
+def tiles_of_weigh_as_is(c, lanes, dtype):
+    (n, channels, *size), outputs = c.inputs, c.weight[0]
+    x = numbers(lanes, n, *size, channels, dtype=dtype).permute(0, 1, 4, 2, 3)
+    g = numbers(lanes, n, *c.places, outputs, dtype=dtype).permute(0, 1, 4, 2, 3)
+    if dtype != torch.float32 or not ON_GPU:
+        yield "as taken", lambda: direct._weighed_as_is(direct._kernels(), x, g, c)
+
+
 def tiles_of_pictures(c, lanes, dtype):
     n, channels, height, width = c.inputs
     rows = numbers(lanes, c.outputs, channels * 9, dtype=dtype)
@@ -123,7 +131,7 @@ def tiles_of_turn(c, lanes, dtype):
 
 KERNELS = {
     "convolve": tiles_of_convolve, "weigh": tiles_of_weigh, "pictures_of_rows": tiles_of_pictures,
-    "turn": tiles_of_turn,
+    "turn": tiles_of_turn, "weigh_as_is": tiles_of_weigh_as_is,
 }  # fmt: skip
 
 

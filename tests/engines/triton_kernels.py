@@ -54,6 +54,16 @@ def gathered(c):
         yield out, expected
 
 
+def weighed_as_is(c):
+    """The gradient of the weights from pictures as they are, and by torch."""
+    x = direct.channels_beside(whole_numbers((LANES, *c.inputs), 4))
+    g = direct.channels_beside(whole_numbers((LANES, c.inputs[0], c.weight[0], *c.places), 5))
+    takes, direct._takes = direct._takes, lambda x: False
+    expected = direct.weigh(x, g, c)
+    direct._takes = takes
+    return direct._weighed_as_is(direct._kernels(), x, g, c), expected
+
+
 def update():
     """The fused update by the kernel, and by torch."""
     X, G, C = (whole_numbers((LANES, 1500), seed) for seed in range(3))
@@ -77,6 +87,8 @@ def main():
         for number, (ours, theirs) in enumerate(gathered(c)):
             if not torch.equal(ours, theirs):
                 print(f"patches, kernel {number} of {c}")
+        if not torch.equal(*weighed_as_is(c)):
+            print(f"weigh_as_is of {c}")
     if not torch.equal(*update()):
         print("descend")
     print("done")

@@ -170,8 +170,8 @@ def with_roundings(graph: GraphModule, places: Sequence[int], rounded: Sequence[
             first_lanes[node] = exact
         elif node.target == aten._to_copy.default and exact not in changed:
             copy, dtype = copies[exact]
-            if dict(node.kwargs) != {"dtype": dtype}:
-                continue
+            if {k: v for k, v in node.kwargs.items() if k not in ("layout", "device")} != {"dtype": dtype}:
+                continue  # to another type or layout
             lanes = source.meta["val"].shape[0]
             with graph.graph.inserting_before(node):
                 taken = graph.graph.call_function(aten.slice.Tensor, (copy, 0, 0, lanes))

@@ -25,6 +25,13 @@ PROGRAMS = 1024
 """How many tiles of the weights' gradients are computed side by side, if there is enough to do."""
 
 
+FEW_BYTES = 4 * 2**20
+"""The most bytes of all lanes' weights, in float32, whose gradients in bf16 are taken from pictures as they are.
+
+Larger ones leave the cache while programs write between each other's numbers.
+"""
+
+
 def channels_beside(x: Tensor) -> Tensor:
     """Return pictures whose channels are neighbours in memory.
 
@@ -68,24 +75,47 @@ def _weigh(x: Tensor, g: Tensor, c: list[int]) -> Tensor:
             for a, b in zip(x, g, strict=True)
         ]
         return torch.stack(each).permute(0, 3, 1, 2, 4).contiguous()
+    if x.dtype == torch.bfloat16 and 4 * len(x) * outputs * channels * high * wide <= FEW_BYTES:
+        return _weighed_as_is(kernels, x, g, shape)
     block_o, block_n, block_p = _block(outputs, 128), 128 if outputs > 64 else 64, 32 if outputs > 32 else 64
     warps = 4
     if x.dtype == torch.bfloat16 and shape.outputs >= 256:
         block_p, warps = 64, 8
     tiles = -(-outputs // block_o) * -(-channels * wide // block_n) * high
-    # few tiles leave a GPU idle, so sums over pixels are cut in parts
-    parts = max(1, min(PROGRAMS // (tiles * len(x)), shape.outputs // (8 * block_p)))
-    part = rounded_up(-(-shape.outputs // parts), block_p)
-    parts = -(-shape.outputs // part)
-    out = torch.empty((parts, len(x), high, outputs, channels, wide), device=x.device)
+    part, out = _parts(x, shape, tiles, block_p)
     pictures = _spread(kernels, x, wide, shape.places[1], shape.stride[1], shape.padding[1])
     gradients = _spread(kernels, g, 1, shape.places[1], 1, 0)
-    kernels.weigh[(tiles, len(x), parts)](
+    kernels.weigh[(tiles, len(x), len(out))](
         pictures, gradients, out, shape.outputs, part, *shape.inputs[:3], outputs, high, wide, *shape.places,
         shape.stride[0], shape.padding[0], BO=block_o, BN=block_n, BP=block_p, PRECISION=_precision(x),
         num_warps=warps, num_stages=3,
     )  # fmt: skip
-    return (out[0] if parts == 1 else out.sum(0)).to(x.dtype)
+    return (out[0] if len(out) == 1 else out.sum(0)).to(x.dtype)
+
+
+def _weighed_as_is(kernels: Any, x: Tensor, g: Tensor, shape: Convolution) -> Tensor:
+    """Return what `_weigh` returns, from pictures that are not laid out anew first.
+
+    Tensor cores take numbers of 16 bits in either order; those of 32 bits must have their pixels side by side.
+    """
+    outputs, channels, high, wide = shape.weight
+    block_o, block_c, block_p = _block(outputs, 128), _block(channels, 128), 64
+    tiles = -(-outputs // block_o) * -(-channels // block_c) * high * wide
+    part, out = _parts(x, shape, tiles, block_p)
+    kernels.weigh_as_is[(tiles, len(x), len(out))](
+        x, g, out, shape.outputs, part, *shape.inputs, outputs, high, wide, *shape.places, *shape.stride,
+        *shape.padding, BO=block_o, BC=block_c, BP=block_p, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return (out[0] if len(out) == 1 else out.sum(0)).to(x.dtype)
+
+
+def _parts(x: Tensor, shape: Convolution, tiles: int, block: int) -> tuple[int, Tensor]:
+    """Return how many pixels are summed at a time, and memory for the sums: few tiles would leave a GPU idle."""
+    parts = max(1, min(PROGRAMS // (tiles * len(x)), shape.outputs // (8 * block)))
+    part = rounded_up(-(-shape.outputs // parts), block)
+    outputs, channels, high, wide = shape.weight
+    sums = (-(-shape.outputs // part), len(x), high, outputs, channels, wide)
+    return part, torch.empty(sums, device=x.device)
 
 
 def _turned(w: Tensor) -> Tensor:

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["convolve", "spread", "turn", "weigh"]
+__all__ = ["convolve", "spread", "turn", "weigh", "weigh_as_is"]
 
 
 @triton.jit
@@ -114,3 +114,41 @@ def weigh(
     block = (part * tl.num_programs(1) + lane) * KH + a
     where = out + block * (O * N) + (o * N)[:, None] + j[None, :]
     tl.store(where, total, mask=(o < O)[:, None] & (j < N)[None, :])
+
+
+@triton.jit
+def weigh_as_is(
+    x, g, out, M: tl.constexpr, PART: tl.constexpr, n: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
+    W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, R: tl.constexpr, Q: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, BO: tl.constexpr,
+    BC: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """Compute the same as `weigh` from pictures that have not been spread: channels are neighbours in memory.
+
+    Each program has one tap. Those of a row of taps follow each other, because they write between each other's
+    numbers.
+    """
+    lane = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
+    across: tl.constexpr = (C + BC - 1) // BC
+    down: tl.constexpr = (O + BO - 1) // BO
+    b, tile = tl.program_id(0) % KW, tl.program_id(0) // KW
+    c = tile % across * BC + tl.arange(0, BC)
+    o = tile // across % down * BO + tl.arange(0, BO)
+    a = tile // (across * down)
+    x += lane * (n * C * H * W)
+    g += lane * (M * O)
+    total = tl.zeros((BO, BC), dtype=tl.float32)
+    for start in range(0, PART, BP):
+        m = part * PART + start + tl.arange(0, BP)
+        q, r, i = m % Q, m // Q % R, m // (Q * R)
+        h, v = r * DOWN - PAD_H + a, q * ACROSS - PAD_W + b
+        inside = (m < M) & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+        at = (((i * H + h) * W + v) * C)[:, None] + c[None, :]
+        pixels = tl.load(x + at, mask=inside[:, None] & (c < C)[None, :], other=0.0)
+        of = (m * O)[:, None] + o[None, :]
+        gradients = tl.load(g + of, mask=(m < M)[:, None] & (o < O)[None, :], other=0.0)
+        total = tl.dot(tl.trans(gradients), pixels, total, input_precision="ieee")
+    block = (part * tl.num_programs(1) + lane) * KH + a
+    where = out + block * (O * C * KW) + (o * (C * KW))[:, None] + (c * KW + b)[None, :]
+    tl.store(where, total, mask=(o < O)[:, None] & (c < C)[None, :])
