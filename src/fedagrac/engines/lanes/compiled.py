@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule, Node
 
-__all__ = ["CannotCompileError", "compile_step", "with_roundings", "without_identities"]
+__all__ = [
+    "CannotCompileError",
+    "compile_step",
+    "with_roundings",
+    "with_stored_gradients",
+    "without_identities",
+]
 
 log = logging.getLogger("fedagrac")
 
@@ -76,7 +82,7 @@ def compile_step(
             traced = with_roundings(traced, [places[id(exact)] for exact, _ in rounded], [r for _, r in rounded])
             tensors += [r for _, r in rounded]
             if gpus:
-                traced = without_identities(traced)
+                traced = with_stored_gradients(without_identities(traced))
             with _quoted_library_path():
                 compiled = _compiled(traced, tensors)
                 compiled(*tensors)
@@ -210,6 +216,28 @@ def without_identities(graph: GraphModule) -> GraphModule:
         if before.shape == after.shape and before.stride() == after.stride():
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+def with_stored_gradients(graph: GraphModule) -> GraphModule:
+    """Store gradients behind ReLU that are used several times; change the graph in place and return it.
+
+    Behind the sum of a residual block they have three uses. A compiler would make each from the two gradients that
+    meet there and from what ReLU returned, and read three pictures instead of one. What is looked at by strides of
+    its own is stored, even if these are the strides that it has.
+    """
+    aten: Any = torch.ops.aten
+    for node in list(graph.graph.nodes):
+        if node.target != aten.threshold_backward.default or len(node.users) < 2:
+            continue
+        gradient = node.meta["val"]
+        with graph.graph.inserting_after(node):
+            stored = graph.graph.call_function(
+                aten.as_strided.default, (node, list(gradient.shape), list(gradient.stride()))
+            )
+        stored.meta = dict(node.meta)
+        node.replace_all_uses_with(stored, lambda user, stored=stored: user is not stored)
     graph.recompile()
     return graph
 
