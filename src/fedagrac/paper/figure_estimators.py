@@ -182,7 +182,7 @@ def _picture(records: TrialRecords, scale: Scale) -> Figure:
             if drawn:  # leave out the first climb, which would flatten the rest
                 drawn.sort()
                 column[0].set_ylim(max(0.0, drawn[len(drawn) // 6] - 1), min(100.0, drawn[-1] + 1))
-            column[0].set_title(f"{'LR' if model == 'lr' else '2-layer CNN'}, {STEPS[kind]}", fontsize=9)
+            column[0].set_title(f"{'LR' if model == 'lr' else '2-layer CNN'}\n{STEPS[kind]}", fontsize=9)
             column[1].set_xlabel("round")
         for axes, words in zip(grid[:, 0], READINGS.values(), strict=True):
             axes.set_ylabel(f"{words}\ntest accuracy (%)")
