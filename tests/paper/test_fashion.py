@@ -253,7 +253,7 @@ def test_the_picture_of_estimators():
     records = made(ESTIMATORS, lambda name, seed: 0.7 + 0.01 * seed)
     figure = ESTIMATORS.picture(records, "paper")
     assert [len(axes.get_lines()) for axes in figure.axes] == [4] * 12
-    assert figure.axes[3].get_title() == "2-layer CNN, K = 250 to 1600"
+    assert figure.axes[3].get_title() == "2-layer CNN\nK = 250 to 1600"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(figure_estimators.ALGORITHMS)
     assert [len(axes.get_lines()) for axes in ESTIMATORS.picture({}, "quick").axes] == [0] * 12
 
