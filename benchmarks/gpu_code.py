@@ -26,7 +26,6 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import hints
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
@@ -55,24 +54,13 @@ def traced(name, precision, lanes):
     case = replace(CASES[name], clients=lanes, samples=CASES[name].batch, steps=fg.Constant(5), cohort=None)
     fleet, got = fleet_of(case, "compiled lanes", Bench("cpu", precision)), {}
 
-    def take(step, buffers, rounded):
-        leaves, shape = pytree.tree_flatten(buffers)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-        def flat(*values):
-            rest = iter(values)
-            taken = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            step(pytree.tree_unflatten(taken, shape))
-
-        places = {id(tensor): i for i, tensor in enumerate(tensors)}
-        graph = compiled.with_roundings(
-            make_fx(flat)(*tensors), [places[id(exact)] for exact, _ in rounded], [r for _, r in rounded]
-        )
-        got["graph"] = compiled.with_stored_gradients(compiled.without_identities(graph))
-        got["inputs"] = tensors + [r for _, r in rounded]
+    def take(*arguments):
+        graph, got["inputs"] = compiled.traced_step(*arguments)
+        got["graph"] = compiled.without_identities(graph)
         raise Done
 
-    with fleet.ready(), mock.patch.object(fixed, "compile_step", take), contextlib.suppress(Done):
+    own = mock.patch.object(compiled, "with_faster_products", lambda graph: graph)  # they are for CPUs
+    with fleet.ready(), mock.patch.object(fixed, "compile_step", take), own, contextlib.suppress(Done):
         engine, workload = fleet.engine, fleet.workload
         engine.width = lanes
         inputs, _ = workload.load(

@@ -18,7 +18,6 @@ from fedagrac.engines.lanes.compiled import (
     CannotCompileError,
     compile_step,
     with_roundings,
-    with_stored_gradients,
     without_identities,
 )
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
@@ -73,23 +72,6 @@ def test_what_is_rounded_through_another_view_or_to_another_type_is_left_alone()
     graph(x, rounded)
     assert torch.equal(x, expected)
     assert not rounded.any()
-
-
-def test_gradients_behind_relu_are_stored_if_they_are_used_again():
-    def step(x, w):
-        x, w = (t.detach().requires_grad_() for t in (x, w))
-        once, again = torch.relu(3 * x), torch.relu(w * x + x)
-        return torch.autograd.grad((once + again.square()).sum(), (x, w))
-
-    x, w = torch.linspace(-1, 2, 12).reshape(3, 4), torch.linspace(2, -2, 12).reshape(4, 3).T
-    graph = make_fx(step)(x, w)
-    stored = with_stored_gradients(make_fx(step)(x, w))
-    for ours, theirs in zip(stored(x, w), graph(x, w), strict=True):
-        assert torch.equal(ours, theirs)
-    nodes = [n for n in stored.graph.nodes if n.target == torch.ops.aten.as_strided.default]
-    assert [len(n.users) for n in nodes] == [3]
-    assert nodes[0].args[0].target == torch.ops.aten.threshold_backward.default
-    assert list(nodes[0].args[0].users) == nodes
 
 
 def gpu_like():

@@ -25,13 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule, Node
 
-__all__ = [
-    "CannotCompileError",
-    "compile_step",
-    "with_roundings",
-    "with_stored_gradients",
-    "without_identities",
-]
+__all__ = ["CannotCompileError", "compile_step", "traced_step", "with_roundings", "without_identities"]
 
 log = logging.getLogger("fedagrac")
 
@@ -56,12 +50,35 @@ def compile_step(
     Raises:
         CannotCompileError: compiling failed for any reason; uncompiled steps give the same numbers.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     cache = cache_folder()
     if cache is not None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "compiled"))
     begun = time.perf_counter()
+    try:
+        gpus = {
+            leaf.device for leaf in pytree.tree_leaves(buffers) if isinstance(leaf, torch.Tensor) and leaf.is_cuda
+        }
+        with warnings.catch_warnings(), torch.random.fork_rng(gpus):  # the state of dropout stays unchanged
+            warnings.simplefilter("ignore")  # they concern torch's internals; users cannot act on them
+            traced, tensors = traced_step(step, buffers, rounded)
+            if gpus:
+                traced = without_identities(traced)
+            with _quoted_library_path():
+                compiled = _compiled(traced, tensors)
+                compiled(*tensors)
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise CannotCompileError(lines[0][:200]) from error
+    log.info("compiled a step in %.1f s", time.perf_counter() - begun)
+    return lambda: compiled(*tensors)
+
+
+def traced_step(
+    step: Callable[[Any], None], buffers: Any, rounded: Sequence[tuple[Tensor, Tensor]]
+) -> tuple[GraphModule, list[Tensor]]:
+    """Return a step as a graph of operations, and its inputs; the arguments are those of `compile_step`."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     leaves, shape = pytree.tree_flatten(buffers)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -73,24 +90,10 @@ def compile_step(
             )
         )
 
-    try:
-        gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
-        with warnings.catch_warnings(), torch.random.fork_rng(gpus):  # the state of dropout stays unchanged
-            warnings.simplefilter("ignore")  # they concern torch's internals; users cannot act on them
-            traced = _with_own_memory(with_faster_products(make_fx(flat)(*tensors)))
-            places = {id(tensor): i for i, tensor in enumerate(tensors)}
-            traced = with_roundings(traced, [places[id(exact)] for exact, _ in rounded], [r for _, r in rounded])
-            tensors += [r for _, r in rounded]
-            if gpus:
-                traced = with_stored_gradients(without_identities(traced))
-            with _quoted_library_path():
-                compiled = _compiled(traced, tensors)
-                compiled(*tensors)
-    except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        raise CannotCompileError(lines[0][:200]) from error
-    log.info("compiled a step in %.1f s", time.perf_counter() - begun)
-    return lambda: compiled(*tensors)
+    graph = _with_own_memory(with_faster_products(make_fx(flat)(*tensors)))
+    places = {id(tensor): i for i, tensor in enumerate(tensors)}
+    copies = [copy for _, copy in rounded]
+    return with_roundings(graph, [places[id(exact)] for exact, _ in rounded], copies), tensors + copies
 
 
 def _compiled(graph: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
@@ -216,28 +219,6 @@ def without_identities(graph: GraphModule) -> GraphModule:
         if before.shape == after.shape and before.stride() == after.stride():
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
-    graph.recompile()
-    return graph
-
-
-def with_stored_gradients(graph: GraphModule) -> GraphModule:
-    """Store gradients behind ReLU that are used several times; change the graph in place and return it.
-
-    Behind the sum of a residual block they have three uses. A compiler would make each from the two gradients that
-    meet there and from what ReLU returned, and read three pictures instead of one. What is looked at by strides of
-    its own is stored, even if these are the strides that it has.
-    """
-    aten: Any = torch.ops.aten
-    for node in list(graph.graph.nodes):
-        if node.target != aten.threshold_backward.default or len(node.users) < 2:
-            continue
-        gradient = node.meta["val"]
-        with graph.graph.inserting_after(node):
-            stored = graph.graph.call_function(
-                aten.as_strided.default, (node, list(gradient.shape), list(gradient.stride()))
-            )
-        stored.meta = dict(node.meta)
-        node.replace_all_uses_with(stored, lambda user, stored=stored: user is not stored)
     graph.recompile()
     return graph
 
