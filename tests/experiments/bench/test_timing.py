@@ -55,6 +55,7 @@ SIZES = {  # parameters, samples of a step, lanes of a round
     "vgg19": (20_554_826, 25, 20),
     "cnn": (21_840, 25, 20),
     "fl-simulator": (11_181_642, 50, 10),
+    "fl-simulator-scaffold": (11_181_642, 50, 10),
     "blazefl-cnn": (62_006, 50, 100),
     "blazefl-resnet18": (11_181_642, 50, 100),
 }

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedagrac import models
-from fedagrac.algorithms import FedaGrac, FedAvg
+from fedagrac.algorithms import FedaGrac, FedAvg, Scaffold
 from fedagrac.core.optimizers import SGD
 from fedagrac.data.federation import Federation
 from fedagrac.data.partitions import IID
@@ -233,6 +233,11 @@ CASES = {
     "fl-simulator": Case(
         "FL-Simulator: ResNet-18-GN", lambda: torchvision_resnet18(_two_groups), *PICTURE, 100, 500, 50,
         Constant(50), cohort=10, algorithm=FedAvg, lr=0.1, clip=10.0, weight_decay=0.001, short=(4, 2),
+    ),
+    "fl-simulator-scaffold": Case(
+        "FL-Simulator, SCAFFOLD", lambda: torchvision_resnet18(_two_groups), *PICTURE, 100, 500, 50,
+        Constant(50), cohort=10, algorithm=Scaffold, lr=0.1, clip=10.0, weight_decay=0.001, short=(4, 2),
+        only_gpu=True,
     ),
     "blazefl-cnn": Case(
         "BlazeFL: tutorial CNN", tutorial_cnn, *PICTURE, 100, 500, 50, Constant(50), algorithm=FedAvg,
