@@ -19,6 +19,11 @@ SHAPES = (
     Convolution((3, 12, 5, 5), (70, 12, 1, 1), (1, 1), (0, 0)),
     Convolution((9, 8, 16, 15), (16, 8, 3, 3), (1, 1), (1, 1)),  # sums over pixels are cut in parts
 )
+ODD_SHAPES = (
+    Convolution((2, 3, 13, 12), (5, 3, 11, 11), (4, 4), (5, 5)),
+    Convolution((3, 70, 4, 4), (6, 70, 5, 5), (1, 1), (2, 2)),
+    Convolution((2, 5, 6, 7), (3, 5, 1, 1), (2, 2), (0, 0)),
+)
 
 
 def whole_numbers(shape, seed):
@@ -36,14 +41,18 @@ def passes(route, c):
     return y.detach(), *torch.autograd.grad(y, (x, w), whole_numbers(y.shape, 2))
 
 
-def gathered(c):
+def gathered(c, dtype=torch.float32):
     """Patches and pictures by the kernels, and by torch."""
     kernels = patches._kernels()
-    x = whole_numbers((LANES, *c.inputs), 3)
+    x = whole_numbers((LANES, *c.inputs), 3).to(dtype)
     columns, rows = patches.columns_of(x, c, 8), patches.rows_of(x, c, 8)
-    for kernel, expected in ((kernels.columns, columns), (kernels.rows, rows)):
+    for kernel, pictures, expected in (
+        (kernels.columns, x, columns),
+        (kernels.rows, x, rows),
+        (kernels.rows, direct.channels_beside(x), rows),
+    ):
         out = torch.full_like(expected, torch.nan)
-        patches._launch(kernel, out, x, c)
+        patches._launch(kernel, out, pictures, c)
         yield out, expected
     for kernel, matrices, expected in (
         (kernels.pictures, columns, patches.pictures_of(columns, c)),
@@ -84,11 +93,13 @@ def main():
         for what, ours, theirs in zip(("outputs", "pictures", "weights"), found, expected, strict=True):
             if not torch.equal(ours, theirs):
                 print(f"direct, {what} of {c}")
-        for number, (ours, theirs) in enumerate(gathered(c)):
-            if not torch.equal(ours, theirs):
-                print(f"patches, kernel {number} of {c}")
         if not torch.equal(*weighed_as_is(c)):
             print(f"weigh_as_is of {c}")
+    for dtype, shapes in ((torch.float32, SHAPES), (torch.bfloat16, ODD_SHAPES)):
+        for c in shapes:
+            for number, (ours, theirs) in enumerate(gathered(c, dtype)):
+                if not torch.equal(ours, theirs):
+                    print(f"patches, kernel {number} of {c} in {dtype}")
     if not torch.equal(*update()):
         print("descend")
     print("done")

@@ -90,7 +90,7 @@ def traced_step(
             )
         )
 
-    graph = _with_own_memory(with_faster_products(make_fx(flat)(*tensors)))
+    graph = _with_pixels(_with_own_memory(with_faster_products(make_fx(flat)(*tensors))))
     places = {id(tensor): i for i, tensor in enumerate(tensors)}
     copies = [copy for _, copy in rounded]
     return with_roundings(graph, [places[id(exact)] for exact, _ in rounded], copies), tensors + copies
@@ -134,6 +134,35 @@ def _with_own_memory(graph: GraphModule) -> GraphModule:
                     aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
                 )
             node.replace_input_with(node.args[0], copied)
+    graph.recompile()
+    return graph
+
+
+def _with_pixels(graph: GraphModule) -> GraphModule:
+    """Write rows of pixels in torch's operations, which a compiler fuses; change the graph in place and return it.
+
+    Inductor would write them in the order of its neighbours, once for each product that takes them, though a copy
+    in one order is asked for; so the order is forced.
+    """
+    from torch._inductor import inductor_prims  # it registers the operation that forces an order
+
+    aten: Any = torch.ops.aten
+    for node in list(graph.graph.nodes):
+        if node.target != torch.ops.fedagrac.pixels.default:
+            continue
+        source: Any = node.args[0]
+        steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+            (aten.permute.default, ([0, 1, 3, 4, 2],), {}),
+            (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
+            (aten.view.default, (list(node.meta["val"].shape),), {}),
+            (inductor_prims.force_stride_order, (list(node.meta["val"].stride()),), {}),
+        ]
+        with graph.graph.inserting_before(node):
+            for operation, arguments, options in steps:
+                source = graph.graph.call_function(operation, (source, *arguments), options)
+                source.meta = {"val": operation(source.args[0].meta["val"], *arguments, **options)}
+        node.replace_all_uses_with(source)
+        graph.graph.erase_node(node)
     graph.recompile()
     return graph
 

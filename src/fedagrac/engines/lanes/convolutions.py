@@ -20,10 +20,10 @@ from fedagrac.engines.lanes.kernels.patches import (
     columns_of,
     pictures_of,
     pictures_of_rows,
+    pixels_of,
     rounded_up,
     rows_of,
 )
-from fedagrac.engines.lanes.kernels.tracing import traced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,7 +141,7 @@ class _Direct(torch.autograd.Function):
             return None, to_weights, None
         if _flips(c):
             return convolve(g, turned(w), _back(c)), to_weights, None
-        return pictures_of_rows(_pixels(g) @ w.flatten(2), c), to_weights, None
+        return pictures_of_rows(pixels_of(g) @ w.flatten(2), c), to_weights, None
 
 
 class _Rows(torch.autograd.Function):
@@ -162,22 +162,11 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
         rows, weights = ctx.saved_tensors
         c = ctx.convolution
-        flat = _enlarged(_pixels(gradient), ctx.multiple)
+        flat = _enlarged(pixels_of(gradient), ctx.multiple)
+        # before the weights: a compiler would write the gradient twice, for this product and transposed for that
+        patches = flat @ weights if ctx.needs_input_grad[0] else None
         to_weights = (flat.transpose(1, 2) @ rows)[:, : c.weight[0], : c.patch].reshape(len(rows), *c.weight)
-        if not ctx.needs_input_grad[0]:
-            return None, to_weights, None, None
-        return pictures_of_rows(flat @ weights, c), to_weights, None, None
-
-
-def _pixels(pictures: Tensor) -> Tensor:
-    """Return pictures [lanes, n, C, R, Q] as one row of channels per pixel, [lanes, n * R * Q, C].
-
-    For a compiler rows are written out where pictures are computed, as it would lay out a view of them otherwise.
-    """
-    pixels = pictures.permute(0, 1, 3, 4, 2)
-    if traced():
-        pixels = pixels.clone(memory_format=torch.contiguous_format)
-    return pixels.flatten(1, 3)
+        return None if patches is None else pictures_of_rows(patches, c), to_weights, None, None
 
 
 def _enlarged(matrices: Tensor, multiple: int) -> Tensor:

@@ -29,6 +29,7 @@ __all__ = [
     "flat_of",
     "pictures_of",
     "pictures_of_rows",
+    "pixels_of",
     "rounded_up",
     "rows_of",
     "shape_of",
@@ -152,9 +153,9 @@ def pictures_of(columns: Tensor, c: Convolution) -> Tensor:
         return opaque
     kernel = _kernels() if columns.is_cuda else None
     if kernel is not None:
-        out = _new_pictures(columns, c, _fine(columns))
+        out = _new_pictures(columns, c)
         _launch(kernel.pictures, columns.contiguous(), out, c)
-        return out.to(columns.dtype)
+        return out
     n, channels = c.inputs[:2]
     pieces = columns[:, : c.patch, : c.outputs].reshape(len(columns), channels, *c.weight[2:], n, *c.places)
     return _summed(pieces.permute(2, 3, 0, 1, 4, 5, 6), c).transpose(1, 2)
@@ -177,13 +178,27 @@ def pictures_of_rows(rows: Tensor, c: Convolution) -> Tensor:
         return opaque
     kernel = _kernels() if rows.is_cuda else None
     if kernel is not None:
-        out = _new_pictures_of_rows(rows, c, _fine(rows))
+        out = _new_pictures_of_rows(rows, c)
         _launch(kernel.pictures_of_rows, rows.contiguous(), out, c)
-        return out.to(rows.dtype)
+        return out
     n, channels = c.inputs[:2]
     pieces = rows[:, : c.outputs, : c.patch].reshape(len(rows), n, *c.places, channels, *c.weight[2:])
     summed = _summed(pieces.permute(5, 6, 0, 1, 4, 2, 3), c)
     return summed.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def pixels_of(pictures: Tensor) -> Tensor:
+    """Return pictures [lanes, n, C, R, Q] as one row of channels per pixel, [lanes, n * R * Q, C].
+
+    Examples:
+        >>> pixels_of(torch.arange(4.0).reshape(1, 1, 2, 1, 2))
+        tensor([[[0., 2.],
+                 [1., 3.]]])
+    """
+    if traced():
+        opaque: Tensor = _pixels_op(pictures)
+        return opaque
+    return pictures.permute(0, 1, 3, 4, 2).flatten(1, 3)
 
 
 def _patches(x: Tensor, c: Convolution) -> Tensor:
@@ -216,14 +231,14 @@ def _fine(numbers: Tensor) -> torch.dtype:
     return torch.promote_types(numbers.dtype, torch.float32)
 
 
-def _new_pictures(columns: Tensor, c: Convolution, dtype: torch.dtype | None = None) -> Tensor:
+def _new_pictures(columns: Tensor, c: Convolution) -> Tensor:
     n, channels, height, width = c.inputs
-    return columns.new_empty((len(columns), channels, n, height, width), dtype=dtype).transpose(1, 2)
+    return columns.new_empty((len(columns), channels, n, height, width)).transpose(1, 2)
 
 
-def _new_pictures_of_rows(rows: Tensor, c: Convolution, dtype: torch.dtype | None = None) -> Tensor:
+def _new_pictures_of_rows(rows: Tensor, c: Convolution) -> Tensor:
     n, channels, height, width = c.inputs
-    return rows.new_empty((len(rows), n, height, width, channels), dtype=dtype).permute(0, 1, 4, 2, 3)
+    return rows.new_empty((len(rows), n, height, width, channels)).permute(0, 1, 4, 2, 3)
 
 
 def _launch(kernel: Any, matrices: Tensor, pictures: Tensor, c: Convolution) -> None:
@@ -233,17 +248,41 @@ def _launch(kernel: Any, matrices: Tensor, pictures: Tensor, c: Convolution) -> 
         raise ValueError(f"{tuple(pictures.shape[1:])} is not {c.inputs}")
     per_lane, length = matrices.shape[1] * matrices.shape[2], matrices.shape[2]
     kernels, strides = _kernels(), pictures.stride()
+    fine = {} if kernel in (kernels.columns, kernels.rows) else {"FINE": kernels.DTYPES[_fine(matrices)]}
     if kernel is kernels.pictures_of_rows:
-        beside = min(64, 1 << (channels - 1).bit_length())
+        beside = min(64, _power(channels))
         options, strides = {"BP": BLOCK // 2 // beside, "BC": beside}, ()
         tiles = -(-n * height * width // options["BP"]) * -(-channels // beside)
+    elif kernel is kernels.rows:
+        taps = c.weight[2] * c.weight[3]
+        entries = -(-length // taps)  # the channels, and those of which an enlarged matrix has zeros
+        options = _tile_of_rows(taps, entries)
+        tiles = -(-matrices.shape[1] // options["BP"]) * -(-entries // options["BC"])
     else:
         options = {"BLOCK": BLOCK}
         tiles = -(-(n * channels * height * width if kernel is kernels.pictures else per_lane) // BLOCK)
     kernel[(tiles, len(matrices))](
         matrices, pictures, per_lane, length, n, channels, height, width, *c.weight[2:], *c.places, *c.stride,
-        *c.padding, *strides, **options,
+        *c.padding, *strides, **fine, **options,
     )  # fmt: skip
+
+
+def _tile_of_rows(taps: int, channels: int) -> dict[str, int]:
+    """Return the places, channels and taps of a tile of rows, powers of two.
+
+    Examples:
+        >>> _tile_of_rows(9, 256)
+        {'BP': 2, 'BC': 64, 'BT': 16}
+        >>> _tile_of_rows(121, 3)
+        {'BP': 4, 'BC': 4, 'BT': 128}
+    """
+    beside = min(64, _power(channels), max(1, 2 * BLOCK // _power(taps)))
+    return {"BP": max(1, 2 * BLOCK // (beside * _power(taps))), "BC": beside, "BT": _power(taps)}
+
+
+def _power(number: int) -> int:
+    """Return the smallest power of two that is not smaller than the number."""
+    return 1 << (number - 1).bit_length()
 
 
 @functools.cache
@@ -288,6 +327,10 @@ def _pictures_of_rows(rows: Tensor, c: list[int]) -> Tensor:
     return pictures_of_rows(rows, shape_of(c))
 
 
+def _pixels(pictures: Tensor) -> Tensor:
+    return _fresh(pixels_of(pictures), pictures)
+
+
 def _fresh(matrices: Tensor, x: Tensor) -> Tensor:
     """Return matrices with memory of their own: an operation may not return its input."""
     return matrices.clone() if matrices.data_ptr() == x.data_ptr() else matrices.contiguous()
@@ -296,6 +339,7 @@ def _fresh(matrices: Tensor, x: Tensor) -> Tensor:
 _columns_op = custom_op("fedagrac::columns", _columns, mutates_args=())
 _rows_op = custom_op("fedagrac::rows", _rows, mutates_args=())
 _pictures_op = custom_op("fedagrac::pictures", _pictures, mutates_args=())
+_pixels_op = custom_op("fedagrac::pixels", _pixels, mutates_args=())
 _pictures_of_rows_op = custom_op("fedagrac::pictures_of_rows", _pictures_of_rows, mutates_args=())
 
 
@@ -311,6 +355,12 @@ def _(x: Tensor, c: list[int], multiple: int) -> Tensor:
     convolution = shape_of(c)
     sides = (rounded_up(size, multiple) for size in (convolution.outputs, convolution.patch))
     return x.new_empty((len(x), *sides))
+
+
+@_pixels_op.register_fake
+def _(pictures: Tensor) -> Tensor:
+    lanes, n, channels, height, width = pictures.shape
+    return pictures.new_empty((lanes, n * height * width, channels))
 
 
 @_pictures_op.register_fake
