@@ -55,7 +55,7 @@ that the budget cuts off resumes where it ended.
 BLANKS = """Runs at the paper's counts that are missing or were cut off, by cell. The minutes are the time of a
 client-step in the nearest recorded runs of the same model, times the client-steps of all rounds that the runs may
 take; runs that reach their target or give up earlier cost less, and runs side by side share their time. AlexNet
-and VGG-19 without records are counted with 93 and 516 us per client-step on an H200. Judging seeds of
+and VGG-19 without records are counted with 86 and 516 us per client-step on an H200. Judging seeds of
 table-variance and figure-time are listed when the first seed has chosen a setting."""
 
 
