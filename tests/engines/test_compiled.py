@@ -17,9 +17,11 @@ from fedagrac.engines.lanes import norms
 from fedagrac.engines.lanes.compiled import (
     CannotCompileError,
     compile_step,
+    traced_step,
     with_roundings,
     without_identities,
 )
+from fedagrac.engines.lanes.kernels.patches import pixels_of
 from fedagrac.engines.lanes.layers import RoutedLayers, convolutions_of
 from fedagrac.models import VectorModel
 
@@ -39,6 +41,30 @@ def test_steps_compile_when_torch_is_in_a_folder_with_spaces(tmp_path, monkeypat
     compiled()
     assert x.tolist() == expected.tolist()
     assert str(folder) == cpp_extension.TORCH_LIB_PATH
+
+
+def test_rows_of_pixels_have_one_order_in_memory_for_both_products():
+    """[2, 1, 3, 2, 2] pictures are [2, 4, 3] rows, multiplied as they are and transposed."""
+    pictures = torch.arange(24.0).reshape(2, 1, 3, 2, 2)
+    rows = pictures.permute(0, 1, 3, 4, 2).reshape(2, 4, 3) + 1
+    right, left = torch.arange(6.0).reshape(1, 3, 2).expand(2, 3, 2), torch.arange(8.0).reshape(2, 4, 1)
+    products, sums = torch.zeros(2, 4, 2), torch.zeros(2, 3, 1)
+    buffers = [pictures, right.contiguous(), left, products, sums]
+
+    def step(buffers):
+        pictures, right, left, products, sums = buffers
+        flat = pixels_of(pictures + 1)
+        products.copy_(flat @ right)
+        sums.copy_(flat.transpose(1, 2) @ left)
+
+    graph, _ = traced_step(step, buffers, ())
+    forced = [node for node in graph.graph.nodes if "inductor_force_stride_order" in str(node.target)]
+    assert [node.args[1] for node in forced] == [[12, 3, 1]]
+    assert not any("fedagrac" in str(node.target) for node in graph.graph.nodes)
+    products.zero_(), sums.zero_()  # what tracing has written
+    compile_step(step, buffers)
+    assert torch.equal(products, rows @ right)
+    assert torch.equal(sums, rows.transpose(1, 2) @ left)
 
 
 def rounding_step(x, other):

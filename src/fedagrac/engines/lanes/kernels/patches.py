@@ -333,7 +333,9 @@ def _pixels(pictures: Tensor) -> Tensor:
 
 def _fresh(matrices: Tensor, x: Tensor) -> Tensor:
     """Return matrices with memory of their own: an operation may not return its input."""
-    return matrices.clone() if matrices.data_ptr() == x.data_ptr() else matrices.contiguous()
+    if matrices.data_ptr() == x.data_ptr():
+        return matrices.clone(memory_format=torch.contiguous_format)
+    return matrices.contiguous()
 
 
 _columns_op = custom_op("fedagrac::columns", _columns, mutates_args=())
