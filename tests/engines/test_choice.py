@@ -131,6 +131,22 @@ def test_only_the_faster_way_is_tried_compiled_where_the_other_is_far_behind(tim
     assert "compiled lanes" not in measured
 
 
+def test_steps_are_compared_under_the_same_load(timed, monkeypatch):
+    """Compiled lanes take half as long, but other programs come while they are compiled, and all takes thrice as long."""
+    times, measured = timed
+    times.update(zip(ALL, (1000, 100, 50, 900), strict=True))
+    quiet = choice.Measurements.seconds
+
+    def seconds(self, engine, m, steps):
+        busy = "compiled lanes" in [*measured, engine.kind]
+        return quiet(self, engine, m, steps) * (3 if busy else 1)
+
+    monkeypatch.setattr(choice.Measurements, "seconds", seconds)
+    engine, why = choose_engine(workload(), "auto", "auto", 6, 1e8)
+    assert engine.kind == "compiled lanes"
+    assert why == "by measurement: compiled lanes 150 us, lanes 300 us, serial 1e+03 us"
+
+
 def test_two_clients_are_timed_as_two(monkeypatch):
     """Their lanes take 0.3 s a step each, serial 0.2 s: the time of a wave belongs to the clients that it has."""
     now = [0.0]
