@@ -132,7 +132,7 @@ def test_only_the_faster_way_is_tried_compiled_where_the_other_is_far_behind(tim
 
 
 def test_steps_are_compared_under_the_same_load(timed, monkeypatch):
-    """Compiled lanes take half as long, but other programs come while they are compiled, and all takes thrice as long."""
+    """Compiled lanes take half as long, but while they compile other programs come: all takes thrice as long."""
     times, measured = timed
     times.update(zip(ALL, (1000, 100, 50, 900), strict=True))
     quiet = choice.Measurements.seconds
