@@ -6,7 +6,8 @@
 Needs torch, numpy and Triton. Workers compile first, side by side; then one process times everything. A row has
 the kernel, shape, precision and tile, microseconds per lane, and the largest difference to the first tile's
 numbers. `benchmarks/records/h200_tiles.jsonl` also has what was tried and not taken: "old" (kernels of flat
-blocks), "rows" by tiles, and "weigh near" (bf16, pictures that are not laid out anew).
+blocks), "rows r..." and "rows a..." (tiles of entries side by side), "rows ... 3d" (a store by three indices), and
+"weigh near" (bf16, pictures that are not laid out anew).
 """
 
 import argparse
@@ -19,7 +20,7 @@ from functools import partial
 import torch
 
 from fedagrac.engines.lanes.kernels import direct, patches
-from fedagrac.engines.lanes.kernels.patches import Convolution, rounded_up
+from fedagrac.engines.lanes.kernels.patches import Convolution, power_of_two, rounded_up
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -100,7 +101,7 @@ def tiles_of_weigh_as_is(c, lanes, dtype):
 def tiles_of_pictures(c, lanes, dtype):
     n, channels, height, width = c.inputs
     rows = numbers(lanes, c.outputs, channels * 9, dtype=dtype)
-    out = torch.empty((lanes, n, height, width, channels), device=DEVICE)
+    out = rows.new_empty((lanes, n, height, width, channels))
     for beside, pixels in ((64, 8), (64, 4), (128, 4), (32, 16), (64, 16), (16, 64)):
 
         def run(beside=beside, pixels=pixels):
@@ -112,6 +113,24 @@ def tiles_of_pictures(c, lanes, dtype):
             return out
 
         yield f"{pixels} pixels, {beside} channels", run
+
+
+def tiles_of_rows(c, lanes, dtype):
+    x = numbers(lanes, c.inputs[0], *c.inputs[2:], c.inputs[1], dtype=dtype).permute(0, 1, 4, 2, 3)
+    out = x.new_empty((lanes, c.outputs, c.patch))
+    for entries, most in ((2048, 64), (2048, 32), (1024, 64), (1024, 32), (4096, 64), (4096, 32)):
+        beside = min(most, power_of_two(c.inputs[1]))
+        places = entries // (16 * beside)
+
+        def run(beside=beside, places=places):
+            grid = (-(-c.outputs // places) * -(-c.inputs[1] // beside), lanes)
+            patches._kernels().rows[grid](
+                out, x, out[0].numel(), c.patch, *c.inputs, *c.weight[2:], *c.places, *c.stride, *c.padding,
+                *x.stride(), BP=places, BC=beside, BT=16,
+            )  # fmt: skip
+            return out
+
+        yield f"{places} places, {beside} channels", run
 
 
 def tiles_of_turn(c, lanes, dtype):
@@ -131,7 +150,7 @@ def tiles_of_turn(c, lanes, dtype):
 
 KERNELS = {
     "convolve": tiles_of_convolve, "weigh": tiles_of_weigh, "pictures_of_rows": tiles_of_pictures,
-    "turn": tiles_of_turn, "weigh_as_is": tiles_of_weigh_as_is,
+    "rows": tiles_of_rows, "turn": tiles_of_turn, "weigh_as_is": tiles_of_weigh_as_is,
 }  # fmt: skip
 
 

@@ -17,7 +17,13 @@ from torch.library import custom_op
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-from fedagrac.engines.lanes.kernels.patches import Convolution, flat_of, rounded_up, shape_of
+from fedagrac.engines.lanes.kernels.patches import (
+    Convolution,
+    flat_of,
+    power_of_two,
+    rounded_up,
+    shape_of,
+)
 
 __all__ = ["channels_beside", "convolve", "turned", "weigh"]
 
@@ -90,7 +96,7 @@ def _weigh(x: Tensor, g: Tensor, c: list[int]) -> Tensor:
         shape.stride[0], shape.padding[0], BO=block_o, BN=block_n, BP=block_p, PRECISION=_precision(x),
         num_warps=warps, num_stages=3,
     )  # fmt: skip
-    return (out[0] if len(out) == 1 else out.sum(0)).to(x.dtype)
+    return _total(out, x)
 
 
 def _weighed_as_is(kernels: Any, x: Tensor, g: Tensor, shape: Convolution) -> Tensor:
@@ -106,7 +112,7 @@ def _weighed_as_is(kernels: Any, x: Tensor, g: Tensor, shape: Convolution) -> Te
         x, g, out, shape.outputs, part, *shape.inputs, outputs, high, wide, *shape.places, *shape.stride,
         *shape.padding, BO=block_o, BC=block_c, BP=block_p, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return (out[0] if len(out) == 1 else out.sum(0)).to(x.dtype)
+    return _total(out, x)
 
 
 def _parts(x: Tensor, shape: Convolution, tiles: int, block: int) -> tuple[int, Tensor]:
@@ -116,6 +122,11 @@ def _parts(x: Tensor, shape: Convolution, tiles: int, block: int) -> tuple[int, 
     outputs, channels, high, wide = shape.weight
     sums = (-(-shape.outputs // part), len(x), high, outputs, channels, wide)
     return part, torch.empty(sums, device=x.device)
+
+
+def _total(sums: Tensor, x: Tensor) -> Tensor:
+    """Return the sum of the parts that `_parts` has made memory for, in the type of the pictures."""
+    return (sums[0] if len(sums) == 1 else sums.sum(0)).to(x.dtype)
 
 
 def _turned(w: Tensor) -> Tensor:
@@ -191,7 +202,7 @@ def _precision(x: Tensor) -> str:
 
 def _block(size: int, most: int) -> int:
     """Return the side of a tile: a power of two from 16 to `most`."""
-    return max(16, min(most, 1 << (size - 1).bit_length()))
+    return max(16, min(most, power_of_two(size)))
 
 
 @functools.cache

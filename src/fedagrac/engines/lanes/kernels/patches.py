@@ -30,6 +30,7 @@ __all__ = [
     "pictures_of",
     "pictures_of_rows",
     "pixels_of",
+    "power_of_two",
     "rounded_up",
     "rows_of",
     "shape_of",
@@ -78,6 +79,16 @@ def rounded_up(number: int, multiple: int) -> int:
         368
     """
     return -(-number // multiple) * multiple
+
+
+def power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not smaller than the number.
+
+    Examples:
+        >>> power_of_two(9), power_of_two(16)
+        (16, 16)
+    """
+    return 1 << (number - 1).bit_length()
 
 
 def columns_of(x: Tensor, c: Convolution, multiple: int = 1) -> Tensor:
@@ -248,9 +259,8 @@ def _launch(kernel: Any, matrices: Tensor, pictures: Tensor, c: Convolution) -> 
         raise ValueError(f"{tuple(pictures.shape[1:])} is not {c.inputs}")
     per_lane, length = matrices.shape[1] * matrices.shape[2], matrices.shape[2]
     kernels, strides = _kernels(), pictures.stride()
-    fine = {} if kernel in (kernels.columns, kernels.rows) else {"FINE": kernels.DTYPES[_fine(matrices)]}
     if kernel is kernels.pictures_of_rows:
-        beside = min(64, _power(channels))
+        beside = min(64, power_of_two(channels))
         options, strides = {"BP": BLOCK // 2 // beside, "BC": beside}, ()
         tiles = -(-n * height * width // options["BP"]) * -(-channels // beside)
     elif kernel is kernels.rows:
@@ -263,7 +273,7 @@ def _launch(kernel: Any, matrices: Tensor, pictures: Tensor, c: Convolution) -> 
         tiles = -(-(n * channels * height * width if kernel is kernels.pictures else per_lane) // BLOCK)
     kernel[(tiles, len(matrices))](
         matrices, pictures, per_lane, length, n, channels, height, width, *c.weight[2:], *c.places, *c.stride,
-        *c.padding, *strides, **fine, **options,
+        *c.padding, *strides, **options,
     )  # fmt: skip
 
 
@@ -276,13 +286,9 @@ def _tile_of_rows(taps: int, channels: int) -> dict[str, int]:
         >>> _tile_of_rows(121, 3)
         {'BP': 4, 'BC': 4, 'BT': 128}
     """
-    beside = min(64, _power(channels), max(1, 2 * BLOCK // _power(taps)))
-    return {"BP": max(1, 2 * BLOCK // (beside * _power(taps))), "BC": beside, "BT": _power(taps)}
-
-
-def _power(number: int) -> int:
-    """Return the smallest power of two that is not smaller than the number."""
-    return 1 << (number - 1).bit_length()
+    deep = power_of_two(taps)
+    beside = min(64, power_of_two(channels), max(1, 2 * BLOCK // deep))
+    return {"BP": max(1, 2 * BLOCK // (beside * deep)), "BC": beside, "BT": deep}
 
 
 @functools.cache

@@ -2,14 +2,10 @@
 # ruff: noqa: D103
 # mypy: ignore-errors
 
-import torch
 import triton
 import triton.language as tl
 
-__all__ = ["DTYPES", "columns", "pictures", "pictures_of_rows", "rows"]
-
-DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
-"""The types in which numbers are summed."""
+__all__ = ["columns", "pictures", "pictures_of_rows", "rows"]
 
 
 @triton.jit
@@ -77,7 +73,7 @@ def pictures(
     columns, out, per_lane, length: tl.constexpr, n: tl.constexpr, channels: tl.constexpr, height: tl.constexpr,
     width: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, R: tl.constexpr,
     Q: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, lane_s,
-    n_s, channel_s, row_s, column_s, FINE: tl.constexpr, BLOCK: tl.constexpr,
+    n_s, channel_s, row_s, column_s, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lane = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -85,7 +81,8 @@ def pictures(
     w, rest = at % width, at // width
     h, rest = rest % height, rest // height
     i, channel = rest % n, rest // n
-    total = tl.zeros((BLOCK,), dtype=FINE)
+    fine: tl.constexpr = tl.float64 if columns.dtype.element_ty == tl.float64 else tl.float32
+    total = tl.zeros((BLOCK,), dtype=fine)
     last_r, last_q = (h + PAD_H) // DOWN, (w + PAD_W) // ACROSS  # of the outputs whose patches hold this pixel
     for back in tl.static_range((KH + DOWN - 1) // DOWN):
         for left in tl.static_range((KW + ACROSS - 1) // ACROSS):
@@ -94,7 +91,7 @@ def pictures(
             hit = inside & (r >= 0) & (q >= 0) & (r < R) & (q < Q) & (a < KH) & (b < KW)
             row = (channel * KH + a) * KW + b
             place = (i * R + r) * Q + q
-            total += tl.load(columns + lane * per_lane + row * length + place, mask=hit, other=0.0).to(FINE)
+            total += tl.load(columns + lane * per_lane + row * length + place, mask=hit, other=0.0).to(fine)
     at = lane * lane_s + i * n_s + channel * channel_s + h * row_s + w * column_s
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
@@ -103,8 +100,8 @@ def pictures(
 def pictures_of_rows(
     rows, out, per_lane, length: tl.constexpr, n: tl.constexpr, channels: tl.constexpr, height: tl.constexpr,
     width: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, R: tl.constexpr, Q: tl.constexpr,
-    DOWN: tl.constexpr, ACROSS: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, FINE: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, BP: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
     """Each program has a tile of few pixels and their channels, which are neighbours in `out`."""
     lane = tl.program_id(1).to(tl.int64)
@@ -114,7 +111,8 @@ def pictures_of_rows(
     channel = tl.program_id(0) % across * BC + tl.arange(0, BC)
     w, h, i = p % width, p // width % height, p // (width * height)
     inside = (p < pixels)[:, None] & (channel < channels)[None, :]
-    total = tl.zeros((BP, BC), dtype=FINE)
+    fine: tl.constexpr = tl.float64 if rows.dtype.element_ty == tl.float64 else tl.float32
+    total = tl.zeros((BP, BC), dtype=fine)
     last_r, last_q = (h + PAD_H) // DOWN, (w + PAD_W) // ACROSS
     rows += lane * per_lane
     for back in tl.static_range((KH + DOWN - 1) // DOWN):
@@ -125,6 +123,6 @@ def pictures_of_rows(
             at = ((i * R + r) * Q + q) * length + a * KW + b
             total += tl.load(
                 rows + at[:, None] + (channel * (KH * KW))[None, :], mask=hit[:, None] & inside, other=0.0
-            ).to(FINE)
+            ).to(fine)
     out += lane * (pixels * channels)
     tl.store(out + (p * channels)[:, None] + channel[None, :], total.to(out.dtype.element_ty), mask=inside)
