@@ -37,7 +37,7 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 TARGETS = ("char-gpt", "char-lstm", "resnet18", "resnet20", "alexnet", "vgg19", "cnn", "pfl")
 PUBLISHED = ("fl-simulator", "fl-simulator-scaffold", "blazefl-cnn", "blazefl-resnet18")
-OTHERS = (*PUBLISHED, "lr-a9a", "lr-a9a-paper", "alexnet-unequal")
+OTHERS = ("lr-a9a", "lr-a9a-paper", "alexnet-unequal")
 IN_BF16 = ("alexnet", "vgg19", "resnet18", "char-gpt")
 WITHOUT_PROFILE = ("char-lstm",)
 """Workloads with so many kernels a round that the profiler takes minutes."""
@@ -53,10 +53,10 @@ def plan():
     yield from ((name, engine, "tf32") for name in TARGETS for engine in ("lanes", "compiled lanes"))
     yield from ((name, "lanes", "bf16") for name in IN_BF16)
     yield from ((name, engine, "tf32") for name in PUBLISHED for engine in ("lanes", "compiled lanes"))
-    yield from ((name, "lanes", "tf32") for name in OTHERS[len(PUBLISHED) :])
+    yield from ((name, "lanes", "tf32") for name in OTHERS)
     yield from ((name, "compiled lanes", "bf16") for name in IN_BF16)
     yield from ((name, engine, "tf32") for name in TARGETS for engine in FIRST_ROUNDS)
-    yield from ((name, "plain loop", "tf32") for name in TARGETS + OTHERS)
+    yield from ((name, "plain loop", "tf32") for name in TARGETS + PUBLISHED + OTHERS)
 
 
 def measure(name, engine, precision, o):

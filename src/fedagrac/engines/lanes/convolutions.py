@@ -163,10 +163,10 @@ class _Rows(torch.autograd.Function):
         rows, weights = ctx.saved_tensors
         c = ctx.convolution
         flat = _enlarged(pixels_of(gradient), ctx.multiple)
-        # before the weights: a compiler would write the gradient twice, for this product and transposed for that
-        patches = flat @ weights if ctx.needs_input_grad[0] else None
         to_weights = (flat.transpose(1, 2) @ rows)[:, : c.weight[0], : c.patch].reshape(len(rows), *c.weight)
-        return None if patches is None else pictures_of_rows(patches, c), to_weights, None, None
+        if not ctx.needs_input_grad[0]:
+            return None, to_weights, None, None
+        return pictures_of_rows(flat @ weights, c), to_weights, None, None
 
 
 def _enlarged(matrices: Tensor, multiple: int) -> Tensor:

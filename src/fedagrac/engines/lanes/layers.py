@@ -151,10 +151,12 @@ class RoutedLayers(CallMode):
         bias: Tensor | None = None,
         eps: float = 1e-05,
     ) -> Tensor:
-        norm = partial(_fused_group_norm, input, num_groups, weight, bias, eps)
-        output = norm()
-        if not _odd(input, num_groups, weight, bias):
-            self._normed = output, partial(norm, relu=True)
+        """Return a group norm that a compiler for GPUs fuses into two passes forward and two back."""
+        if input.shape[1] % num_groups or (weight is None) != (bias is None):
+            return _group_norm_in_two_sums(input, num_groups, weight, bias, eps)  # torch says what is wrong
+        norm: Callable[[bool], Tensor] = partial(_GroupNorm.apply, input, weight, bias, num_groups, eps)
+        output = norm(False)
+        self._normed = output, partial(norm, True)
         return output
 
     def _relu(self, input: Tensor, inplace: bool = False) -> Tensor:
@@ -208,26 +210,6 @@ def _batch_norm_in_two_sums(
     """Return a batch norm, the gradients of whose weight and bias are summed in two steps."""
     normed = functional.batch_norm(input, running_mean, running_var, None, None, *args, **options)
     return _scaled(normed, weight, bias)
-
-
-def _fused_group_norm(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-05,
-    relu: bool = False,
-) -> Tensor:
-    """Return a group norm of operations that a compiler for GPUs fuses into two passes forward and two back."""
-    if _odd(input, num_groups, weight, bias):
-        return _group_norm_in_two_sums(input, num_groups, weight, bias, eps)  # torch says what is wrong
-    output: Tensor = _GroupNorm.apply(input, weight, bias, num_groups, eps, relu)  # type: ignore[no-untyped-call]
-    return output
-
-
-def _odd(input: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Return whether a group norm is none of the kinds that compiled steps know."""
-    return bool(input.shape[1] % groups) or (weight is None) != (bias is None)
 
 
 def _average_pool(pool: Callable[..., Tensor], dims: int, inputs: Tensor, output_size: Any) -> Tensor:

@@ -189,6 +189,11 @@ def _two_groups(channels: int) -> nn.Module:
 
 PICTURE = ((3, 32, 32), 10, CIFAR)
 
+_FL_SIMULATOR = Case(
+    "FL-Simulator: ResNet-18-GN", lambda: torchvision_resnet18(_two_groups), *PICTURE, 100, 500, 50, Constant(50),
+    cohort=10, algorithm=FedAvg, lr=0.1, clip=10.0, weight_decay=0.001, short=(4, 2),
+)  # fmt: skip
+
 CASES = {
     "lr-a9a": Case("LR, a9a, 100 x K = 50", _logistic, (123,), 2, None, 100, 300, 20, Constant(50)),
     "lr-a9a-paper": Case(
@@ -230,14 +235,9 @@ CASES = {
     "vgg19": Case(
         "VGG-19, CIFAR-10", _built("vgg19"), *PICTURE, 20, 500, 25, Constant(20), short=(2, 10)
     ),
-    "fl-simulator": Case(
-        "FL-Simulator: ResNet-18-GN", lambda: torchvision_resnet18(_two_groups), *PICTURE, 100, 500, 50,
-        Constant(50), cohort=10, algorithm=FedAvg, lr=0.1, clip=10.0, weight_decay=0.001, short=(4, 2),
-    ),
-    "fl-simulator-scaffold": Case(
-        "FL-Simulator, SCAFFOLD", lambda: torchvision_resnet18(_two_groups), *PICTURE, 100, 500, 50,
-        Constant(50), cohort=10, algorithm=Scaffold, lr=0.1, clip=10.0, weight_decay=0.001, short=(4, 2),
-        only_gpu=True,
+    "fl-simulator": _FL_SIMULATOR,
+    "fl-simulator-scaffold": replace(
+        _FL_SIMULATOR, about="FL-Simulator, SCAFFOLD", algorithm=Scaffold, only_gpu=True
     ),
     "blazefl-cnn": Case(
         "BlazeFL: tutorial CNN", tutorial_cnn, *PICTURE, 100, 500, 50, Constant(50), algorithm=FedAvg,
